@@ -14,30 +14,23 @@ Left of this file is numpy on the CPU; right of it torch on a device. Images sta
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64, UInt8
 from torch import Tensor
 
 
-def _moved(value, device: torch.device | str):
-    """Copies every tensor of a (nested) batch dataclass to `device` without waiting for the copy."""
+def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same (nested) batch dataclass with `change` applied to every tensor."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(
-            value, **{f.name: _moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
-        )
-    return value
-
-
-def _pinned(value):
-    if isinstance(value, Tensor):
-        return value.pin_memory()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{f.name: _pinned(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return value
+        return change(value)
+    if value is None:
+        return None
+    fields = dataclasses.fields(value)
+    return dataclasses.replace(value, **{f.name: _each_tensor(getattr(value, f.name), change) for f in fields})
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class AugmentDraws:
-    """The random numbers of one augmentation, per sample and camera (reference-semantics: augmax 0.4.1 chain)."""
+    """The random numbers of one augmentation, per sample and camera (augmax 0.4.1 chain)."""
 
     crop_center_yx: Float[Tensor, "B C 2"]  # pixels: offset of the crop's centre from the image's centre
     theta: Float[Tensor, "B C"]  # radians
@@ -76,11 +69,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on `device`; asynchronous where the source is pinned."""
-        return _moved(self, device)
+        return _each_tensor(self, lambda t: t.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
         """The same batch in page-locked memory (needs CUDA)."""
-        return _pinned(self)
+        return _each_tensor(self, Tensor.pin_memory)
 
 
 def check(batch: Batch, *, cameras: int, height: int, width: int, tokens: int, horizon: int, action_dim: int) -> None:

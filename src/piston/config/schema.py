@@ -52,7 +52,8 @@ class GemmaConfig:
         )
         require(self.head_dim % 2 == 0, f"head_dim {self.head_dim} is odd; RoPE rotates pairs: use an even head_dim")
         require(
-            self.width % 2 == 0, f"width {self.width} is odd; the time embedding needs sin and cos halves: use an even one"
+            self.width % 2 == 0,
+            f"width {self.width} is odd; the time embedding needs sin and cos halves: use an even one",
         )
 
 
@@ -73,7 +74,7 @@ class SiglipConfig:
         )
 
 
-# Sizes: reference-semantics section 1 (openpi models/gemma.py, models/siglip.py).
+# Sizes: openpi models/gemma.py, models/siglip.py.
 GEMMA_VARIANTS: dict[str, GemmaConfig] = {
     "dummy": GemmaConfig(width=64, depth=4, mlp_dim=128, num_heads=8, num_kv_heads=1, head_dim=16),
     "gemma_300m": GemmaConfig(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -111,12 +112,12 @@ class ModelConfig:
             a, b = getattr(vlm, name), getattr(expert, name)
             require(
                 a == b,
-                f"paligemma.{name} is {a} but action_expert.{name} is {b}; the experts share attention: make them equal",
+                f"paligemma.{name} is {a}, action_expert.{name} is {b}; the experts share attention: make them equal",
             )
         height, width = self.image_size
         require(
             height % self.siglip.patch_size[0] == 0 and width % self.siglip.patch_size[1] == 0,
-            f"image_size {self.image_size} is not a multiple of patch_size {self.siglip.patch_size}; change one of them",
+            f"image_size {self.image_size} is not a multiple of patch_size {self.siglip.patch_size}; change one",
         )
         require(len(self.cameras) > 0, "cameras is empty; the model needs at least one camera slot")
         require(
@@ -164,8 +165,8 @@ class RobotConfig:
         covered = sum(abs(n) for n in self.delta_mask)
         require(
             covered <= self.action_dim,
-            f"robot {self.name}: delta_mask {self.delta_mask} covers {covered} dimensions, actions have {self.action_dim}; "
-            "shorten the mask",
+            f"robot {self.name}: delta_mask {self.delta_mask} covers {covered} dimensions, actions have "
+            f"{self.action_dim}; shorten the mask",
         )
 
 
@@ -209,7 +210,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW, schedule, clip and EMA with the reference's formulas (reference-semantics section 9)."""
+    """AdamW, schedule, clip and EMA with the reference's formulas (optax 0.2.4, openpi training/optimizer.py)."""
 
     schedule: Literal["cosine", "rsqrt"] = "cosine"
     warmup_steps: int = 1000
@@ -290,8 +291,8 @@ class RunConfig:
         for name, width in (("action_dim", robot.action_dim), ("state_dim", robot.state_dim)):
             require(
                 width <= model.action_dim,
-                f"robot {robot.name} has {name} {width}, the model has action_dim {model.action_dim}; states and actions "
-                "are padded up to it, never cut: raise --model.action_dim",
+                f"robot {robot.name} has {name} {width}, the model has action_dim {model.action_dim}; states and "
+                "actions are padded up to it, never cut: raise --model.action_dim",
             )
         unknown = sorted(set(robot.cameras) - set(model.cameras))
         require(

@@ -60,19 +60,18 @@ def attend(
     q_BNQE: Float[Tensor, "B N Q E"],
     k_BMKE: Float[Tensor, "B M K E"],
     v_BMKE: Float[Tensor, "B M K E"],
-    mask_BNM: Bool[Tensor, "B N M"] | None,
+    mask_BNM: Bool[Tensor, "B N M"],
 ) -> Float[Tensor, "B N Q E"]:
     """softmax(q·kᵀ)·v with queries scaled already; logits and softmax in float32; kv heads are the slow index of Q.
 
     No row of the mask may be empty (see `never_empty`).
     """
-    grouped = q_BNQE.shape[2] != k_BMKE.shape[2]
     out_BQNE = F.scaled_dot_product_attention(
         q_BNQE.transpose(1, 2),
         k_BMKE.transpose(1, 2),
         v_BMKE.transpose(1, 2),
-        attn_mask=None if mask_BNM is None else mask_BNM[:, None],
+        attn_mask=mask_BNM[:, None],
         scale=1.0,
-        enable_gqa=grouped,
+        enable_gqa=q_BNQE.shape[2] != k_BMKE.shape[2],
     )
     return out_BQNE.transpose(1, 2)

@@ -1,6 +1,6 @@
 """The flow-matching loss. t = 1 is noise, t = 0 is data; the velocity target is noise − actions.
 
-Source: openpi models/pi0.py (compute_loss); reference-semantics section 5.4.
+Source: openpi models/pi0.py (compute_loss)
 """
 
 from jaxtyping import Float
@@ -27,5 +27,7 @@ def flow_loss(
     error_BAD = (v_t - u_t).square()
     loss_BA = error_BAD.mean(-1)
     if tap is not None:
-        tap.update({"x_t": x_t, "u_t": u_t, "loss_per_element": error_BAD, "loss_chunk": loss_BA, "loss": loss_BA.mean()})
+        tap.update(
+            {"x_t": x_t, "u_t": u_t, "loss_per_element": error_BAD, "loss_chunk": loss_BA, "loss": loss_BA.mean()}
+        )
     return loss_BA

@@ -1,6 +1,6 @@
 """The joint transformer: two experts, each with its own weights, attending together. One Block owns one layer of both.
 
-Source: openpi models/gemma.py, models/lora.py; reference-semantics section 4.
+Source: openpi models/gemma.py, models/lora.py
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from piston.config.schema import GemmaConfig
 from piston.model.attention import attend, never_empty, rope_angles, rotate
-from piston.model.layers import Projection, gelu
+from piston.model.layers import Projection, gelu, rounded
 from piston.model.lora import FanIn, FanOut
 
 RMS_NORM_EPS = 1e-6
@@ -142,8 +142,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None, KeyValue]:
         """New prefix, new suffix, and the keys and values of this call's tokens (prefix first).
 
-        With `prefix_output=False` prefix tokens only give keys and values and no new prefix is computed: exact in the last
-        layer, where nothing reads it. `mask_BNM` has a row per token of this call (of the suffix alone with
+        With `prefix_output=False` prefix tokens only give keys and values and no new prefix is computed: exact in the
+        last layer, where nothing reads it. `mask_BNM` has a row per token of this call (of the suffix alone with
         `prefix_output=False`) and a column per cached and new token.
         """
         parts: list[tuple[Expert, Tensor, Tensor, Tensor | None]] = []
@@ -187,7 +187,7 @@ class Gemma(nn.Module):
 
     def embed(self, tokens_BL: Int32[Tensor, "B L"]) -> Float[Tensor, "B L X"]:
         """Rows of the table times √width (rounded to the table's dtype first), in the compute dtype."""
-        scale = torch.tensor(self.embedding.shape[1] ** 0.5, dtype=self.embedding.dtype).item()
+        scale = rounded(self.embedding.shape[1] ** 0.5, self.embedding.dtype)
         return (F.embedding(tokens_BL, self.embedding) * scale).to(self.dtype)
 
     def forward(

@@ -1,6 +1,6 @@
-"""Low-rank adapters with the reference's shapes: one A and B per head or per gate, both trained, B not zero at the start.
+"""Low-rank adapters with the reference's shapes: an A and B per head or gate, both trained, B not zero at first.
 
-Source: openpi models/lora.py (Einsum, FeedForward); reference-semantics section 4.7.
+Source: openpi models/lora.py (Einsum, FeedForward)
 """
 
 import torch

@@ -1,6 +1,6 @@
 """π0 and π0.5: observation, noisy action chunk and flow time → velocity; and actions by Euler integration.
 
-Source: openpi models/pi0.py; reference-semantics section 5. Taps carry the names of the golden bundles.
+Source: openpi models/pi0.py Taps carry the names of the golden bundles.
 """
 
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from piston.batch import Observation
@@ -40,8 +40,8 @@ class Tokens(NamedTuple):
 def _time_frequencies(width: int, device: torch.device) -> Tensor:
     """((1/period)·2)·π, float32 [width/2], in the reference's own order of float32 roundings.
 
-    The power is correctly rounded (float64, then cast): numpy's and torch's float32 powers are an ulp off in places, which
-    moves the embedding by 6e-5, since the angle reaches 1571 rad.
+    The power is correctly rounded (float64, then cast): numpy's and torch's float32 powers are an ulp off in places,
+    which moves the embedding by 6e-5, since the angle reaches 1571 rad.
     """
     half = width // 2
     fraction = np.arange(half, dtype=np.float32) * np.float32(1.0 / max(half - 1, 1))
@@ -115,7 +115,7 @@ class Pi0(nn.Module):
     ) -> Tokens:
         """State token (π0) and action tokens, float32; π0.5 also gives the adaRMS condition.
 
-        `time_posemb` [B, Y] replaces the time embedding: the bundles' own, to test what comes after it at full precision.
+        `time_posemb` [B, Y] replaces the time embedding: a bundle's own, to test what comes after it on its own.
         """
         width = self.config.action_expert.width
         temb_BY = time_embedding(time_B, width) if time_posemb is None else time_posemb
@@ -132,7 +132,9 @@ class Pi0(nn.Module):
         index = torch.arange(tokens.shape[1], device=tokens.device)
         starts = index == 0 if self.config.pi05 else index <= 1
         if tap is not None:
-            tap.update({"time_posemb": temb_BY, "suffix_tokens": tokens, "suffix_mask": valid, "suffix_ar_mask": starts})
+            tap.update(
+                {"time_posemb": temb_BY, "suffix_tokens": tokens, "suffix_mask": valid, "suffix_ar_mask": starts}
+            )
             if cond_BY is not None:
                 tap["adarms_cond"] = cond_BY
         return Tokens(tokens, valid, starts, cond_BY)
@@ -157,7 +159,9 @@ class Pi0(nn.Module):
         velocity = self._velocity(suffix_out)
         if tap is not None:
             tap.update({"attn_mask": mask, "positions": positions, "prefix_out": prefix_out, "suffix_out": suffix_out})
-            tap.update({"kv_k": torch.stack([kv.k for kv in key_values]), "kv_v": torch.stack([kv.v for kv in key_values])})
+            tap.update(
+                {"kv_k": torch.stack([kv.k for kv in key_values]), "kv_v": torch.stack([kv.v for kv in key_values])}
+            )
             tap["v_t"] = velocity
         return velocity
 

@@ -1,7 +1,7 @@
 """The vision tower: images [-1, 1] → one row of tokens per camera, already at the VLM's width.
 
-Source: openpi models/siglip.py; reference-semantics section 3. Patch product and position embedding are float32, the blocks
-run in the compute dtype, LayerNorm statistics are float32.
+Source: openpi models/siglip.py Patch product and position embedding are float32, the
+blocks run in the compute dtype, LayerNorm statistics are float32.
 """
 
 import math
@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from piston.config.schema import SiglipConfig
-from piston.model.attention import attend
-from piston.model.layers import Projection, gelu
+from piston.model.layers import Projection, gelu, rounded, unmasked_attention
 
 LAYER_NORM_EPS = 1e-6
 
@@ -55,9 +54,8 @@ class SiglipBlock(nn.Module):
 
     def _attention(self, y_BPV: Tensor) -> Tensor:
         q, k, v = (rearrange(p(y_BPV), "b p (q e) -> b p q e", q=self.num_heads) for p in (self.q, self.k, self.v))
-        # The divisor is rounded to the compute dtype (8.5, not 8.485, for head width 72 in bfloat16): flax attention.
-        divisor = torch.tensor(math.sqrt(q.shape[-1]), dtype=q.dtype).item()
-        return self.out(attend(q / divisor, k, v, None).flatten(-2))
+        divisor = rounded(math.sqrt(q.shape[-1]), q.dtype)  # flax divides q, by a divisor in the compute dtype
+        return self.out(unmasked_attention(q / divisor, k, v).flatten(-2))
 
 
 class Siglip(nn.Module):

@@ -1,6 +1,6 @@
 """Name and shape maps between openpi's JAX parameters and ours; strict both ways. Tables, not code.
 
-Source: reference-semantics section 10. JAX stacks the layers of a tower on a leading axis; ours keeps one tensor a layer.
+Source: the parameter tree of openpi at commit 15a9616. JAX stacks the layers of a tower on a leading axis; here it is a tensor a layer.
 Gradients, moments and EMA map the same way as parameters.
 """
 
@@ -17,7 +17,7 @@ from piston.config.schema import GemmaConfig, ModelConfig
 
 @dataclass(frozen=True)
 class Entry:
-    """One JAX array and where it lives in our model. `pattern` is einops, JAX side first; `{i}` in `ours` is the layer."""
+    """One JAX array and its place in our model. `pattern` is einops, JAX side first; `{i}` in `ours` is the layer."""
 
     jax: str
     ours: str
@@ -28,7 +28,10 @@ class Entry:
     def to_ours(self, array: Tensor) -> dict[str, Tensor]:
         slices = array.unbind(0) if self.layers else (array,)
         names = [self.ours.format(i=i) for i in range(max(self.layers, 1))]
-        return {n: (rearrange(s, self.pattern, **dict(self.axes)) if self.pattern else s) for n, s in zip(names, slices, strict=True)}
+        return {
+            n: (rearrange(s, self.pattern, **dict(self.axes)) if self.pattern else s)
+            for n, s in zip(names, slices, strict=True)
+        }
 
     def to_jax(self, state: Mapping[str, Tensor]) -> Tensor:
         left, _, right = self.pattern.partition("->")
@@ -53,7 +56,9 @@ def entries(config: ModelConfig) -> Iterator[Entry]:
     ):
         yield from _expert(suffix, f"gemma.blocks.{{i}}.{part}", gemma, adaptive=adaptive)
     heads = ["action_in_proj", "action_out_proj"]
-    heads += ["time_mlp_in", "time_mlp_out"] if config.pi05 else ["state_proj", "action_time_mlp_in", "action_time_mlp_out"]
+    heads += (
+        ["time_mlp_in", "time_mlp_out"] if config.pi05 else ["state_proj", "action_time_mlp_in", "action_time_mlp_out"]
+    )
     for name in heads:
         yield from _dense(name, name, layers=0)
 
@@ -73,7 +78,9 @@ def _norm(jax: str, ours: str, *, adaptive: bool, layers: int) -> Iterator[Entry
 def _siglip(config: ModelConfig) -> Iterator[Entry]:
     img, block, depth = "PaliGemma/img", "PaliGemma/img/Transformer/encoderblock", config.siglip.depth
     (height, width), heads = config.siglip.patch_size, (("h", config.siglip.num_heads),)
-    yield Entry(f"{img}/embedding/kernel", "siglip.patch_embed.weight", "y x c v -> v (y x c)", (("y", height), ("x", width)))
+    yield Entry(
+        f"{img}/embedding/kernel", "siglip.patch_embed.weight", "y x c v -> v (y x c)", (("y", height), ("x", width))
+    )
     yield Entry(f"{img}/embedding/bias", "siglip.patch_embed.bias")
     yield Entry(f"{img}/pos_embedding", "siglip.pos_embedding", "1 p v -> p v")
     for i, norm in enumerate(("norm_attn", "norm_mlp")):
@@ -106,7 +113,9 @@ def _expert(suffix: str, ours: str, gemma: GemmaConfig, *, adaptive: bool) -> It
     for factor in "ab":
         if gemma.lora_attn is not None:
             yield Entry(f"{attn}/q_einsum{suffix}/lora_{factor}", f"{ours}.q.lora.{factor}", layers=depth)
-            yield Entry(f"{attn}/kv_einsum{suffix}/lora_{factor}", f"{ours}.kv.lora.{factor}", "t k i o -> (t k) i o", kv, depth)
+            yield Entry(
+                f"{attn}/kv_einsum{suffix}/lora_{factor}", f"{ours}.kv.lora.{factor}", "t k i o -> (t k) i o", kv, depth
+            )
             yield Entry(f"{attn}/attn_vec_einsum{suffix}/lora_{factor}", f"{ours}.o.lora.{factor}", layers=depth)
         if gemma.lora_ffn is not None:
             yield Entry(f"{mlp}/gating_einsum_lora_{factor}", f"{ours}.gate_up.lora.{factor}", layers=depth)
@@ -114,7 +123,7 @@ def _expert(suffix: str, ours: str, gemma: GemmaConfig, *, adaptive: bool) -> It
 
 
 def from_openpi_jax(config: ModelConfig, arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
-    """Our state dict from JAX arrays by path ("PaliGemma/img/…"). Missing, unexpected and mis-shaped ones raise together."""
+    """Our state dict from JAX arrays by path ("PaliGemma/img/…"). What does not fit is named, all at once."""
     from piston.model.pi0 import Pi0
 
     table = {e.jax: e for e in entries(config)}
