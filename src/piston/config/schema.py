@@ -10,6 +10,7 @@ from typing import Literal
 
 PALIGEMMA_VOCAB_SIZE = 257_152
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+SHIPPED_TOKENIZER = Path("shipped")  # in DataConfig.tokenizer: Piston's own small tokenizer, for models from scratch
 
 
 def require(condition: bool, message: str) -> None:
@@ -168,6 +169,17 @@ class RobotConfig:
             f"robot {self.name}: delta_mask {self.delta_mask} covers {covered} dimensions, actions have "
             f"{self.action_dim}; shorten the mask",
         )
+        ends = [sum(abs(n) for n in self.delta_mask[: i + 1]) for i, n in enumerate(self.delta_mask) if n > 0]
+        require(
+            max(ends, default=0) <= self.state_dim,
+            f"robot {self.name}: delta_mask {self.delta_mask} subtracts the state from action dimensions up to "
+            f"{max(ends, default=0)}, the state has {self.state_dim}; shorten the mask",
+        )
+        require(
+            not self.adapt_to_pi or (self.state_dim, self.action_dim) == (14, 14),
+            f"robot {self.name}: adapt_to_pi is on for {self.state_dim} state and {self.action_dim} action dimensions; "
+            "it converts ALOHA's two arms of 6 joints and a gripper, 14 of each: switch it off for other robots",
+        )
 
 
 @dataclass(frozen=True)
@@ -190,7 +202,7 @@ class DataConfig:
     default_prompt: str | None = None  # used only where a sample has no prompt
     use_quantile_norm: bool = False  # π0.5: q01/q99 to [-1, 1]; π0: z-score
     norm_stats: Path | None = None  # None: assets/<recipe>/<repo_id>/norm_stats.json
-    tokenizer: Path | None = None  # a sentencepiece .model or a tokenizer.json
+    tokenizer: Path | None = None  # a sentencepiece .model or a tokenizer.json; `shipped`: Piston's own small one
     tolerance_s: float = 1e-4  # largest |timestamp - frame grid| accepted, seconds
     bad_episodes: Literal["fail", "skip"] = "fail"
     validation_fraction: float = 0.0  # share of episodes held out
