@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
+from piston.model.layers import wide
+
 ROPE_MAX_WAVELENGTH = 10_000.0
 
 
@@ -52,7 +54,7 @@ def rope_angles(positions_BN: Int32[Tensor, "B N"], head_dim: int) -> tuple[Tens
 
 def rotate(x_BNQE: Float[Tensor, "B N Q E"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B N Q E"]:
     """Rotary embedding on the two halves of each head, in float32, back in x's dtype."""
-    first, second = x_BNQE.float().chunk(2, dim=-1)
+    first, second = wide(x_BNQE).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BNQE.dtype)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from piston.config.schema import GemmaConfig
 from piston.model.attention import attend, never_empty, rope_angles, rotate
-from piston.model.layers import Projection, gelu, rounded
+from piston.model.layers import Projection, gelu, rounded, wide
 from piston.model.lora import FanIn, FanOut
 
 RMS_NORM_EPS = 1e-6
@@ -52,7 +52,7 @@ class AdaRMSNorm(nn.Module):
 
 def _unit_rms(x: Tensor) -> Tensor:
     """x / sqrt(mean(x²) + eps), float32."""
-    x32 = x.float()
+    x32 = wide(x)
     return x32 * torch.reciprocal(torch.sqrt((x32 * x32).mean(-1, keepdim=True) + RMS_NORM_EPS))
 
 

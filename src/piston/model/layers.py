@@ -12,6 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def wide(x: Tensor) -> Tensor:
+    """x in float32, where the reference leaves the compute dtype; float64 stays (the verifier's referee)."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Projection(nn.Module):
     """y = x·Wᵀ (+ b) (+ adapter(x)), W float32 [out, in], cast to x's dtype right before the product."""
 
@@ -22,8 +27,9 @@ class Projection(nn.Module):
         self.lora = adapter
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
-            y = F.linear(x, self.weight, self.bias)
+        if x.dtype != torch.bfloat16:
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            y = F.linear(x, self.weight.to(x.dtype), bias)
         else:
             y = F.linear(x, self.weight.to(x.dtype))
             y = y if self.bias is None else y + self.bias.to(x.dtype)
@@ -37,7 +43,7 @@ def rounded(value: float, dtype: torch.dtype) -> float:
 
 def gelu(x: Tensor) -> Tensor:
     """GELU in its tanh form, as flax and Gemma use it."""
-    if x.dtype == torch.float32:
+    if x.dtype != torch.bfloat16:
         return F.gelu(x, approximate="tanh")
     inner = rounded(math.sqrt(2 / math.pi), x.dtype) * (x + rounded(0.044715, x.dtype) * (x * (x * x)))
     return x * (0.5 * (1.0 + torch.tanh(inner)))
@@ -46,7 +52,7 @@ def gelu(x: Tensor) -> Tensor:
 def unmasked_attention(q_BNQE: Tensor, k_BNQE: Tensor, v_BNQE: Tensor) -> Tensor:
     """softmax(q·kᵀ)·v with logits and softmax in the compute dtype (flax's default; only the vision tower uses it)."""
     q, k, v = (t.transpose(1, 2) for t in (q_BNQE, k_BNQE, v_BNQE))
-    if q.dtype == torch.float32:
+    if q.dtype != torch.bfloat16:
         out = F.scaled_dot_product_attention(q, k, v, scale=1.0)
     else:
         logits = q @ k.transpose(-1, -2)

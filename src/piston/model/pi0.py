@@ -18,7 +18,7 @@ from piston.config.schema import ModelConfig
 from piston.model.attention import attention_mask, positions_of
 from piston.model.gemma import Gemma, KeyValue
 from piston.model.init import initialise
-from piston.model.layers import Projection
+from piston.model.layers import Projection, wide
 from piston.model.siglip import Siglip
 
 TIME_MIN_PERIOD = 4e-3
@@ -166,7 +166,7 @@ class Pi0(nn.Module):
         return velocity
 
     def _velocity(self, suffix_out: Tensor) -> Tensor:
-        return self.action_out_proj(suffix_out[:, -self.config.action_horizon :].float())
+        return self.action_out_proj(wide(suffix_out[:, -self.config.action_horizon :]))
 
     @torch.no_grad()
     def sample_actions(

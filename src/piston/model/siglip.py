@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from piston.config.schema import SiglipConfig
-from piston.model.layers import Projection, gelu, rounded, unmasked_attention
+from piston.model.layers import Projection, gelu, rounded, unmasked_attention, wide
 
 LAYER_NORM_EPS = 1e-6
 
@@ -26,7 +26,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
+        x32 = wide(x)
         mean = x32.mean(-1, keepdim=True)
         variance = ((x32 * x32).mean(-1, keepdim=True) - mean * mean).clamp_min(0.0)
         return ((x32 - mean) * (torch.rsqrt(variance + LAYER_NORM_EPS) * self.weight) + self.bias).to(x.dtype)
@@ -76,7 +76,7 @@ class Siglip(nn.Module):
     ) -> Float[Tensor, "B P X"]:
         """Image tokens, not scaled and not pooled. `tap` collects the intermediate rows."""
         height, width = self.patch_size
-        patches = rearrange(images_BHW3.float(), "b (h y) (w x) c -> b (h w) (y x c)", y=height, x=width)
+        patches = rearrange(wide(images_BHW3), "b (h y) (w x) c -> b (h w) (y x c)", y=height, x=width)
         stem_BPV = self.patch_embed(patches)
         embedded_BPV = stem_BPV + self.pos_embedding
         x_BPV = embedded_BPV.to(self.dtype)

@@ -1,6 +1,7 @@
 """Name and shape maps between openpi's JAX parameters and ours; strict both ways. Tables, not code.
 
-Source: the parameter tree of openpi at commit 15a9616. JAX stacks the layers of a tower on a leading axis; here it is a tensor a layer.
+Source: the parameter tree of openpi at commit 15a9616. JAX stacks the layers of a tower on a leading axis; here it is a
+tensor a layer.
 Gradients, moments and EMA map the same way as parameters.
 """
 

@@ -1,0 +1,184 @@
+"""Reads a golden bundle: a directory of arrays recorded from openpi's JAX code, described by its MANIFEST.json.
+
+A set is an architecture, its parameters and inputs (`<set>_inputs.npz`) and what the reference computed from them
+(`<set>_float32.npz`, `<set>_bfloat16.npz`). A training-curve set names the model set it starts from.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piston.batch import Observation
+from piston.config.schema import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig
+
+Dtype = Literal["float32", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+Arrays = Mapping[str, np.ndarray]
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Every array of a .npz file; a damaged or missing file is a ValueError."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"bundle file {path} cannot be read: {error}; expected a .npz archive of plain arrays; record it again"
+        ) from error
+
+
+def under(arrays: Arrays, prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose name starts with `prefix/`, without it."""
+    return {k.removeprefix(prefix + "/"): v for k, v in arrays.items() if k.startswith(prefix + "/")}
+
+
+def _lora(entry: dict[str, Any] | None, kind: str) -> LoraConfig | None:
+    if not entry or not entry.get(kind):
+        return None
+    part = entry[kind]
+    return LoraConfig(rank=int(part["rank"]), alpha=float(part["alpha"]), rslora=bool(part.get("rslora", False)))
+
+
+def _gemma(entry: dict[str, Any], lora: dict[str, Any] | None) -> GemmaConfig:
+    sizes = {k: int(entry[k]) for k in ("width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")}
+    return GemmaConfig(**sizes, lora_attn=_lora(lora, "attn"), lora_ffn=_lora(lora, "ffn"))
+
+
+def model_config(arch: dict[str, Any], dtype: Dtype) -> ModelConfig:
+    """Our configuration of a manifest's `arch` entry."""
+    siglip = arch["siglip"]
+    return ModelConfig(
+        pi05=bool(arch["pi05"]),
+        dtype=dtype,
+        paligemma=_gemma(arch["vlm"], arch.get("lora_vlm")),
+        action_expert=_gemma(arch["expert"], arch.get("lora_expert")),
+        siglip=SiglipConfig(
+            width=int(siglip["width"]),
+            depth=int(siglip["depth"]),
+            mlp_dim=int(siglip["mlp_dim"]),
+            num_heads=int(siglip["num_heads"]),
+            patch_size=(int(siglip["patch_size"][0]), int(siglip["patch_size"][1])),
+        ),
+        vocab_size=int(arch["vocab"]),
+        image_size=(int(arch["image_resolution"][0]), int(arch["image_resolution"][1])),
+        cameras=tuple(arch["image_keys"]),
+        action_dim=int(arch["action_dim"]),
+        action_horizon=int(arch["action_horizon"]),
+        max_token_len=int(arch["max_token_len"]),
+    )
+
+
+def stacked_observation(arrays: Arrays, cameras: tuple[str, ...], images: Mapping[str, np.ndarray]) -> Observation:
+    """An Observation from per-camera arrays: images float32 [B, H, W, 3] in [-1, 1] by camera."""
+    masks = np.stack([arrays[f"image_masks/{c}"] for c in cameras], axis=1)
+    return Observation(
+        images=torch.from_numpy(np.stack([images[c] for c in cameras], axis=1)),
+        image_masks=torch.from_numpy(masks),
+        state=torch.from_numpy(arrays["state"]),
+        tokenized_prompt=torch.from_numpy(arrays["tokenized_prompt"].astype(np.int32)),
+        tokenized_prompt_mask=torch.from_numpy(arrays["tokenized_prompt_mask"]),
+    )
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """One architecture with parameters, inputs and the reference's results."""
+
+    root: Path
+    name: str
+    arch: dict[str, Any]
+
+    def config(self, dtype: Dtype) -> ModelConfig:
+        try:
+            return model_config(self.arch, dtype)
+        except KeyError as error:
+            raise ValueError(
+                f"set {self.name} of {self.root / 'MANIFEST.json'} has no `arch` field {error}; "
+                "expected the fields of the golden format; record the bundle again"
+            ) from error
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        """The compute dtypes that the bundle has results for."""
+        return tuple(d for d in DTYPES if (self.root / f"{self.name}_{d}.npz").exists())
+
+    @cached_property
+    def inputs(self) -> dict[str, np.ndarray]:
+        return read_npz(self.root / f"{self.name}_inputs.npz")
+
+    def reference(self, dtype: Dtype) -> dict[str, np.ndarray]:
+        return read_npz(self.root / f"{self.name}_{dtype}.npz")
+
+    @cached_property
+    def params(self) -> dict[str, np.ndarray]:
+        """JAX path → array."""
+        return under(self.inputs, "params")
+
+    def observation(self) -> Observation:
+        cameras = self.config("float32").cameras
+        return stacked_observation(self.inputs, cameras, under(self.inputs, "images"))
+
+    def tensor(self, name: str) -> Tensor:
+        return torch.from_numpy(self.inputs[name])
+
+
+@dataclass(frozen=True)
+class CurveSet:
+    """A recorded training run: its batches, noise, settings and curves."""
+
+    root: Path
+    name: str
+    settings: dict[str, Any]
+    base: ModelSet
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return read_npz(self.root / f"{self.name}.npz")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All sets of one directory."""
+
+    root: Path
+    models: tuple[ModelSet, ...]
+    curves: tuple[CurveSet, ...]
+
+
+def open_bundle(root: Path) -> Bundle:
+    """Reads MANIFEST.json; raises ValueError if it is missing, damaged or holds no set that can be compared."""
+    path = root / "MANIFEST.json"
+    try:
+        sets = json.loads(path.read_text())["sets"]
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"no MANIFEST.json in {root}; expected a bundle of the golden format; "
+            "give --bundle the directory that holds MANIFEST.json"
+        ) from error
+    except (json.JSONDecodeError, KeyError) as error:
+        raise ValueError(f"{path} is not a bundle manifest ({error!r}); expected JSON with an entry `sets`") from error
+    models = {
+        name: ModelSet(root, name, entry["arch"])
+        for name, entry in sets.items()
+        if "arch" in entry and (root / f"{name}_inputs.npz").exists()
+    }
+    curves = []
+    for name, entry in sets.items():
+        if "train_curve" not in name or not (root / f"{name}.npz").exists():
+            continue
+        if entry.get("base") not in models:
+            raise ValueError(
+                f"curve set {name} of {path} starts from set {entry.get('base')!r}, which this bundle lacks; "
+                f"it has {sorted(models)}: add that set's _inputs.npz, or correct `base`"
+            )
+        curves.append(CurveSet(root, name, entry, models[entry["base"]]))
+    if not models and not curves:
+        raise ValueError(f"{path} names no set with files in {root}; expected <set>_inputs.npz; check the directory")
+    return Bundle(root, tuple(models.values()), tuple(curves))
