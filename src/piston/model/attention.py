@@ -42,8 +42,9 @@ def never_empty(mask_BNM: Bool[Tensor, "B N M"]) -> Bool[Tensor, "B N M"]:
 
 @functools.lru_cache(maxsize=32)
 def _rope_timescale(head_dim: int, device: torch.device) -> Tensor:
+    """10000^(2j/E), float32; the power correctly rounded, as XLA's is (numpy's float32 power is an ulp off in places)."""
     exponent = (np.float32(2.0) / np.float32(head_dim)) * np.arange(head_dim // 2, dtype=np.float32)
-    return torch.from_numpy(np.power(np.float32(ROPE_MAX_WAVELENGTH), exponent)).to(device)
+    return torch.from_numpy(np.power(ROPE_MAX_WAVELENGTH, exponent.astype(np.float64)).astype(np.float32)).to(device)
 
 
 def rope_angles(positions_BN: Int32[Tensor, "B N"], head_dim: int) -> tuple[Tensor, Tensor]:

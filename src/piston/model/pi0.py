@@ -173,6 +173,8 @@ class Pi0(nn.Module):
         self, observation: Observation, noise: Float[Tensor, "B A D"], num_steps: int = 10, tap: Tap = None
     ) -> Float[Tensor, "B A D"]:
         """Action chunk [B, A, D], normalised: Euler from noise at t = 1 to t = 0; the prefix is computed once."""
+        if num_steps < 1:
+            raise ValueError(f"num_steps is {num_steps}; sampling needs at least one Euler step (the reference takes 10)")
         prefix = self.embed_prefix(observation)
         prefix_mask = attention_mask(prefix.valid_BN, prefix.starts_block_N)
         positions = positions_of(prefix.valid_BN)

@@ -5,6 +5,8 @@ A set is an architecture, its parameters and inputs (`<set>_inputs.npz`) and wha
 """
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,9 +28,9 @@ Arrays = Mapping[str, np.ndarray]
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Every array of a .npz file; a damaged or missing file is a ValueError."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"bundle file {path} cannot be read: {error}; expected a .npz archive of plain arrays; record it again"
         ) from error

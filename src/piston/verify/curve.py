@@ -3,8 +3,9 @@
 Replays each variant the bundle holds: `curve`, and any `curve_<name>` with its own dtype or clip.
 """
 
+import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,20 @@ def optim_config(settings: dict[str, Any], clip: float | None) -> OptimConfig:
     if clip is not None:
         values["clip_gradient_norm"] = clip
     schedule = settings["sched"]
-    return OptimConfig(
+    config = OptimConfig(
         schedule="rsqrt" if "timescale" in schedule else "cosine",
-        **{k: int(schedule[k]) for k in ("warmup_steps", "decay_steps") if k in schedule},
-        **{k: float(schedule[k]) for k in ("peak_lr", "decay_lr", "timescale") if k in schedule},
-        **{k: float(values[k]) for k in ("b1", "b2", "eps", "weight_decay", "clip_gradient_norm")},
+        warmup_steps=int(schedule["warmup_steps"]),
+        peak_lr=float(schedule["peak_lr"]),
         ema_decay=None if settings["ema"] is None else float(settings["ema"]),
+        b1=float(values["b1"]),
+        b2=float(values["b2"]),
+        eps=float(values["eps"]),
+        weight_decay=float(values["weight_decay"]),
+        clip_gradient_norm=float(values["clip_gradient_norm"]),
     )
+    if config.schedule == "rsqrt":
+        return dataclasses.replace(config, timescale=float(schedule["timescale"]))
+    return dataclasses.replace(config, decay_steps=int(schedule["decay_steps"]), decay_lr=float(schedule["decay_lr"]))
 
 
 def _batches(curve: CurveSet, cameras: tuple[str, ...], device: str) -> list[tuple[Observation, Tensor]]:
@@ -92,7 +100,7 @@ def replay(curve: CurveSet, variant: str, dtype: Dtype, device: str) -> tuple[Re
     return {k: np.array([float(v) for v in values]) for k, values in scalars.items()}, saved
 
 
-def _jax(model: Pi0, state: dict[str, Tensor]) -> Results:
+def _jax(model: Pi0, state: Mapping[str, Tensor]) -> Results:
     return {
         k: numpy(v).copy() for k, v in to_openpi_jax(model.config, {k: v.detach() for k, v in state.items()}).items()
     }

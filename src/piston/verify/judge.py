@@ -3,8 +3,8 @@
 float32, relative to max |reference| of each array: 1e-5 before the time embedding; after it 1e-5 with the bundle's
 time embedding and 1e-4 end to end; gradients 2e-5 and 2e-4. The reference's own noise floor is about a fifth of these.
 A set can be so ill-conditioned that the reference itself is that far from exact arithmetic. Then a float64 run of the
-same model is the referee: ours may be at most 3 × as far from it as the reference is (relative L2). Summation order
-alone moves that ratio between 0.7 and 2.4 on the shipped sets, for all arrays of a run together.
+same model is the referee, for errors up to 3 tolerances: ours may be at most 3 × as far from it as the reference is
+(relative L2). Summation order alone moves that ratio between 0.7 and 2.4 on the shipped sets.
 
 bfloat16: no further from the float32 results than 1.5 × the reference's own bfloat16 run (relative L2). Arrays the
 reference keeps in float32 must be equal as in float32. The rounding noise of an array of a few numbers is one draw of
@@ -23,6 +23,7 @@ ZERO_GRADIENT = 1e-6  # absolute, where the exact gradient is zero
 BFLOAT16_ZERO = 1e-3  # the same in bfloat16, of the largest gradient
 BFLOAT16_RATIO = 1.5
 REFEREE_RATIO = 3.0
+REFEREE_REACH = 3.0  # the referee is heard up to this many tolerances; beyond it is no rounding noise
 SMALL_ARRAY = 256
 
 
@@ -55,7 +56,8 @@ def float32(
         return Row(set_name, "float32", kind, label, error, ZERO_GRADIENT, "max abs", "exact gradient is zero")
     error = relative_max(ours, reference)
     l2, (cosine, ratio) = relative_l2(ours, reference), directions(ours, reference)
-    if error > tolerance and referee is not None and relative_max(reference, referee) > tolerance / 2:
+    doubtful = tolerance < error <= REFEREE_REACH * tolerance
+    if doubtful and referee is not None and relative_max(reference, referee) > tolerance / 2:
         own, theirs = relative_l2(ours, referee), relative_l2(reference, referee)
         note = f"max error {error:.1e}; from float64 the reference is {theirs:.1e}, ours {own:.1e}"
         measure = "L2 distance to float64, ours / reference's"

@@ -1,0 +1,294 @@
+"""argv → command → frozen configuration. A room is imported only when its command runs.
+
+Commands are fixed names; a recipe's options are the fields of RunConfig. Exit code 0 means success, 1 a finished
+command with a bad result (a difference, a damaged data set), 2 a mistake in the call or its inputs.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from piston.config.schema import RunConfig
+
+Args = list[str]
+
+
+def _recipe_run(args: Args, prog: str, what: str) -> RunConfig:
+    """The run of `RECIPE [options]` or `--from run.json [options]`; options override the recipe."""
+    from piston.config.recipes import recipe, recipe_names
+
+    if not args or args[0] in ("-h", "--help"):
+        out = Console()
+        out.print(f"[bold]{prog} RECIPE \\[options][/]   {what}")
+        out.print(f"[bold]{prog} --from RUN.JSON \\[options][/]   repeats a recorded run")
+        out.print(f"\nRecipes: {', '.join(recipe_names())}")
+        out.print(f"\n{prog} RECIPE --help lists every option with the recipe's own values.")
+        raise SystemExit(0)
+    if args[0] == "--from":
+        from piston.config.serialize import from_json
+
+        if len(args) < 2:
+            raise ValueError("--from needs the path of a run.json, as written into every run's directory")
+        default, rest = from_json(_read(Path(args[1]))), args[2:]
+    elif args[0].startswith("-"):
+        raise ValueError(f"the first argument is {args[0]!r}, expected a recipe; one of: {', '.join(recipe_names())}")
+    else:
+        default, rest = recipe(args[0]), args[1:]
+    return tyro.cli(
+        tyro.conf.configure(tyro.conf.AvoidSubcommands)(RunConfig), default=default, args=rest, prog=f"{prog} {args[0]}"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; give --from the path of a run.json") from error
+
+
+def train(args: Args) -> int:
+    """train RECIPE [options]: train π0 or π0.5 on a LeRobot data set."""
+    run = _recipe_run(args, "piston train", "train on a LeRobot data set")
+    from piston.train.loop import train as run_training
+
+    return run_training(run).exit_code
+
+
+def recipes(args: Args) -> int:
+    """recipes: every recipe with its model, data set, batch and steps."""
+    from rich.table import Column, Table
+
+    from piston.config.recipes import recipe, recipe_names
+
+    def listing() -> None:
+        """Lists the recipes; `piston train NAME --help` shows all values of one."""
+
+    tyro.cli(listing, args=args, prog="piston recipes")
+    table = Table(
+        Column("recipe", no_wrap=True), "model", "horizon", "data set", "robot", "batch", "steps", "peak LR", "EMA"
+    )
+    for name in recipe_names():
+        run = recipe(name)
+        table.add_row(
+            name, "π0.5" if run.model.pi05 else "π0", str(run.model.action_horizon), run.data.repo_id,
+            run.data.robot.name, str(run.train.batch_size), str(run.train.num_train_steps), f"{run.optim.peak_lr:g}",
+            "none" if run.optim.ema_decay is None else f"{run.optim.ema_decay:g}",
+        )  # fmt: skip
+    Console().print(table)
+    return 0
+
+
+Layer = Literal["forward", "gradient", "curve"]
+
+
+def _verify_bundle(layer: Layer, args: Args) -> int:
+    def options(
+        bundle: Path,
+        device: str = "cpu",
+        json: Path | None = None,
+    ) -> tuple[Path, str, Path | None]:
+        """Compares Piston with a golden bundle, array by array; exit code 1 if anything differs.
+
+        Args:
+            bundle: a directory with MANIFEST.json and arrays recorded from openpi's JAX code (tests/golden is one).
+            device: where Piston computes; the bundle's numbers come from a CPU.
+            json: also write every row to this file ("-" for standard output instead of the table).
+        """
+        return bundle, device, json
+
+    root, device, json = tyro.cli(options, args=args, prog=f"piston verify {layer}")
+    from piston.verify.bundle import open_bundle
+    from piston.verify.curve import verify_curve
+    from piston.verify.forward import verify_forward
+    from piston.verify.gradient import verify_gradient
+    from piston.verify.report import render
+
+    console = Console()
+    compare = {"forward": verify_forward, "gradient": verify_gradient, "curve": verify_curve}[layer]
+    with console.status(f"{layer}: comparing with {root}"):
+        report = compare(open_bundle(root), device)
+    if json is None or str(json) != "-":
+        render(report, console)
+    if json is not None:
+        _write_json(json, report.to_json())
+    return 0 if report.ok else 1
+
+
+def _write_json(path: Path, text: str) -> None:
+    if str(path) == "-":
+        sys.stdout.write(text + "\n")
+    else:
+        path.write_text(text + "\n")
+
+
+def verify_forward(args: Args) -> int:
+    """verify forward --bundle DIR: every intermediate of the forward pass and of sampling, against openpi's JAX."""
+    return _verify_bundle("forward", args)
+
+
+def verify_gradient(args: Args) -> int:
+    """verify gradient --bundle DIR: the gradient of every parameter, against openpi's JAX."""
+    return _verify_bundle("gradient", args)
+
+
+def verify_curve(args: Args) -> int:
+    """verify curve --bundle DIR: a recorded training run replayed step by step, against openpi's JAX."""
+    return _verify_bundle("curve", args)
+
+
+def data_info(args: Args) -> int:
+    """data info PATH: what a LeRobot data set holds."""
+
+    def options(path: tyro.conf.Positional[Path], json: bool = False) -> tuple[Path, bool]:
+        """Version, robot, cameras, features, episodes, hours and bytes of a LeRobot v2.0, v2.1 or v3.0 directory.
+
+        Args:
+            path: the data set's directory (the one that holds meta/).
+            json: print JSON instead of tables.
+        """
+        return path, json
+
+    path, as_json = tyro.cli(options, args=args, prog="piston data info")
+    from piston.data.doctor import info_command
+
+    return info_command(path, as_json, Console())
+
+
+def data_check(args: Args) -> int:
+    """data check PATH: what is wrong with a data set, before it costs a run."""
+
+    def options(path: tyro.conf.Positional[Path], json: bool = False, horizon: int = 50) -> tuple[Path, bool, int]:
+        """Everything that would stop or spoil a run: files, videos, timestamps, values, statistics. Exit 1 on errors.
+
+        Args:
+            path: the data set's directory (the one that holds meta/).
+            json: print JSON instead of a table.
+            horizon: action horizon, for the share of action steps repeated at episode ends.
+        """
+        return path, json, horizon
+
+    path, as_json, horizon = tyro.cli(options, args=args, prog="piston data check")
+    from piston.data.doctor import check_command
+
+    return check_command(path, as_json, horizon, Console())
+
+
+def data_stats(args: Args) -> int:
+    """data stats PATH --recipe NAME: normalisation statistics, equal to openpi's."""
+
+    def options(
+        path: tyro.conf.Positional[Path],
+        recipe: str,
+        out: Path | None = None,
+        max_frames: int | None = None,
+    ) -> tuple[Path, str, Path | None, int | None]:
+        """Mean, std, q01 and q99 of state and actions, from the tables alone, written as openpi's norm_stats.json.
+
+        Args:
+            path: the data set's directory (the one that holds meta/).
+            recipe: the recipe whose robot transforms and action horizon the statistics belong to.
+            out: where to write; by default where training looks, assets/RECIPE/REPO_ID/norm_stats.json.
+            max_frames: use a random subset of this many frames, as openpi's script does.
+        """
+        return path, recipe, out, max_frames
+
+    path, name, out, max_frames = tyro.cli(options, args=args, prog="piston data stats")
+    from piston.config.recipes import recipe as find
+    from piston.data.stats import stats_command
+
+    return stats_command(path, find(name), out, max_frames, Console())
+
+
+def data_demo(args: Args) -> int:
+    """data demo PATH: records the planar-arm demo data set."""
+
+    def options(path: tyro.conf.Positional[Path], episodes: int = 300, seed: int = 0) -> tuple[Path, int, int]:
+        """Records a small LeRobot v3.0 data set (h264 video, two cameras) from a simulated arm and a scripted expert.
+
+        Args:
+            path: the directory to write; one that holds the same recording is kept.
+            episodes: how many episodes.
+            seed: of scenes and tasks.
+        """
+        return path, episodes, seed
+
+    path, episodes, seed = tyro.cli(options, args=args, prog="piston data demo")
+    from piston.demo.record import record_command
+
+    return record_command(path, episodes, seed, Console())
+
+
+def evaluate(args: Args) -> int:
+    """eval CKPT: closed-loop success in the simulator, or open-loop error on a data set."""
+    from piston.serve.evaluate import evaluate_command
+
+    return evaluate_command(args, "piston eval", Console())
+
+
+COMMANDS: dict[str, Callable[[Args], int]] = {
+    "train": train,
+    "recipes": recipes,
+    "verify forward": verify_forward,
+    "verify gradient": verify_gradient,
+    "verify curve": verify_curve,
+    "data info": data_info,
+    "data check": data_check,
+    "data stats": data_stats,
+    "data demo": data_demo,
+    "eval": evaluate,
+}
+
+
+def usage(console: Console, group: str = "") -> None:
+    """The commands (of one group), a line each."""
+    console.print("[bold]piston[/]: train π0 and π0.5 in PyTorch, equal to openpi's JAX reference\n")
+    for name, command in COMMANDS.items():
+        if name.startswith(group):
+            call, _, what = (command.__doc__ or "").partition(": ")
+            console.print(f"  [bold]piston {escape(call)}[/]\n      {escape(what)}")
+    console.print("\nEvery command explains itself with --help.")
+
+
+def find_command(argv: Args) -> tuple[str, Args]:
+    """The command that argv names and its arguments; an unknown one raises, naming the nearest."""
+    for length in (2, 1):
+        name = " ".join(argv[:length])
+        if name in COMMANDS:
+            return name, argv[length:]
+    asked = " ".join(argv[:2]) if any(n.startswith(argv[0] + " ") for n in COMMANDS) else argv[0]
+    near = difflib.get_close_matches(asked, [*COMMANDS, *{n.split()[0] for n in COMMANDS}], n=1, cutoff=0.4)
+    hint = f"; did you mean `piston {near[0]}`?" if near else ""
+    raise ValueError(f"unknown command `piston {asked}`{hint} The commands are: {', '.join(COMMANDS)}")
+
+
+def main(argv: Args | None = None) -> None:
+    """Runs one command and exits with its code."""
+    argv = sys.argv[1:] if argv is None else argv
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    if not argv or argv[0] in ("-h", "--help"):
+        usage(Console())
+        sys.exit(0)
+    if argv[0] in groups and argv[1:2] in ([], ["-h"], ["--help"]):
+        usage(Console(), argv[0])
+        sys.exit(0)
+    if argv[0] == "--version":
+        from piston import __version__
+
+        sys.stdout.write(f"piston {__version__}\n")
+        sys.exit(0)
+    try:
+        name, args = find_command(argv)
+        code = COMMANDS[name](args)
+    except ValueError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        code = 2
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        code = 130
+    sys.exit(code)
