@@ -25,6 +25,7 @@ from piston.verify.execute import forward_and_gradient, load_model, sampling
 from piston.verify.forward import verify_forward
 from piston.verify.gradient import verify_gradient
 from piston.verify.report import Report, Row, render
+from piston.verify.units import verify_units
 
 
 def save(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -49,7 +50,7 @@ def test_forward_equals_the_reference(golden: Path) -> None:
     assert report.ok, report.verdict()
     assert {(r.set, r.dtype) for r in report.rows} == {
         ("tiny_pi05", "float32"), ("tiny_pi05", "bfloat16"), ("tiny_pi0", "float32"), ("tiny_pi0", "bfloat16"),
-        ("tiny_pi05_lora", "float32"),
+        ("tiny_pi05_lora", "float32"), ("units", "float32"), ("units", "bfloat16"), ("schedule", "float32"),
     }  # fmt: skip
     # The aim of the house: end to end within the tolerance of an injected time embedding.
     late = [r for r in report.rows if r.dtype == "float32" and r.kind == "tap" and r.tolerance > 0]
@@ -58,6 +59,24 @@ def test_forward_equals_the_reference(golden: Path) -> None:
     tower = [r for r in report.rows if r.dtype == "bfloat16" and r.name.startswith("siglip/block")]
     assert all(r.error == pytest.approx(1.0, abs=0.02) for r in tower)
     assert report.not_compared == []
+
+
+def test_units_and_schedules_equal_the_reference(golden: Path) -> None:
+    rows = verify_units(golden)
+    assert [r for r in rows if not r.ok] == []
+    assert {r.name.split("/")[0] for r in rows} == {
+        "norm", "rope", "act", "gated", "posemb", "mask", "lr", "tiny_lr", "rsqrt_lr",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "epsilon"), [(piston.model.gemma, "RMS_NORM_EPS"), (piston.model.siglip, "LAYER_NORM_EPS")]
+)
+def test_a_wrong_epsilon_is_noticed(
+    golden: Path, monkeypatch: pytest.MonkeyPatch, module: object, epsilon: str
+) -> None:
+    monkeypatch.setattr(module, epsilon, 1e-5)
+    assert any(not row.ok for row in verify_units(golden))
 
 
 def test_gradients_equal_the_reference(golden: Path) -> None:
@@ -295,3 +314,37 @@ def test_report_renders_and_serialises() -> None:
     assert "kv_k [x]" in text
     assert json.loads(report.to_json())["ok"] is False
     assert dataclasses.replace(report, rows=rows[:1]).ok
+
+
+def changed(golden: Path, tmp_path: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The π0 bundle with one file's arrays changed."""
+    bundle = only(golden, tmp_path, "tiny_pi0", dtypes=("float32",))
+    with np.load(bundle / file) as archive:
+        arrays = {n: archive[n] for n in archive.files}
+    change(arrays)
+    save(bundle / file, arrays)
+    return bundle
+
+
+def test_a_missing_input_is_named(golden: Path, tmp_path: Path) -> None:
+    bundle = changed(golden, tmp_path, "tiny_pi0_inputs.npz", lambda a: a.pop("images/left_wrist_0_rgb"))
+    with pytest.raises(ValueError, match=r"tiny_pi0_inputs.npz has no array 'images/left_wrist_0_rgb'"):
+        verify_forward(open_bundle(bundle))
+
+
+def test_a_wrong_shape_is_named(golden: Path, tmp_path: Path) -> None:
+    bundle = changed(golden, tmp_path / "in", "tiny_pi0_inputs.npz", lambda a: a.update(state=a["state"][:, :5]))
+    with pytest.raises(ValueError, match=r"'state' of bundle file .* has shape \(3, 5\)"):
+        verify_forward(open_bundle(bundle))
+    bundle = changed(golden, tmp_path / "out", "tiny_pi0_float32.npz", lambda a: a.update(v_t=a["v_t"][:1]))
+    with pytest.raises(ValueError, match=r"'v_t' of bundle file .* has shape \(1, 6, 8\)"):
+        verify_forward(open_bundle(bundle))
+
+
+def test_a_value_that_is_not_finite_is_named(golden: Path, tmp_path: Path) -> None:
+    def poison(arrays: dict[str, Any]) -> None:
+        arrays["noise"][0, 0, 0] = np.nan
+
+    bundle = changed(golden, tmp_path, "tiny_pi0_inputs.npz", poison)
+    with pytest.raises(ValueError, match=r"'noise' of bundle file .* holds 1 values that are not finite"):
+        verify_gradient(open_bundle(bundle))

@@ -25,20 +25,43 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 Arrays = Mapping[str, np.ndarray]
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Every array of a .npz file; a damaged or missing file is a ValueError."""
+class NamedArrays(dict[str, np.ndarray]):
+    """Arrays of one file by name; asking for one that is not there is a ValueError that names the file."""
+
+    def __init__(self, source: str, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(arrays)
+        self.source = source
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise ValueError(
+            f"bundle file {self.source} has no array {name!r}; it holds {len(self)} arrays; "
+            "expected the names of the golden format: record the bundle again"
+        )
+
+
+def read_npz(path: Path) -> NamedArrays:
+    """Every array of a .npz file. A damaged or missing file, and numbers that are not finite, are a ValueError."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            arrays = NamedArrays(str(path), {name: archive[name] for name in archive.files})
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"bundle file {path} cannot be read: {error}; expected a .npz archive of plain arrays; record it again"
         ) from error
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(
+                f"array {name!r} of bundle file {path} holds {int((~np.isfinite(array)).sum())} values that are not "
+                "finite; expected numbers that can be compared; record the bundle again"
+            )
+    return arrays
 
 
-def under(arrays: Arrays, prefix: str) -> dict[str, np.ndarray]:
+def under(arrays: Arrays, prefix: str) -> NamedArrays:
     """The arrays whose name starts with `prefix/`, without it."""
-    return {k.removeprefix(prefix + "/"): v for k, v in arrays.items() if k.startswith(prefix + "/")}
+    source = f"{getattr(arrays, 'source', 'results')}:{prefix}/"
+    kept = {k.removeprefix(prefix + "/"): v for k, v in arrays.items() if k.startswith(prefix + "/")}
+    return NamedArrays(source, kept)
 
 
 def _lora(entry: dict[str, Any] | None, kind: str) -> LoraConfig | None:
@@ -112,14 +135,37 @@ class ModelSet:
         return tuple(d for d in DTYPES if (self.root / f"{self.name}_{d}.npz").exists())
 
     @cached_property
-    def inputs(self) -> dict[str, np.ndarray]:
-        return read_npz(self.root / f"{self.name}_inputs.npz")
+    def inputs(self) -> NamedArrays:
+        """Parameters and inputs, checked against the shapes of the architecture."""
+        arrays = read_npz(self.root / f"{self.name}_inputs.npz")
+        self._check(arrays)
+        return arrays
 
-    def reference(self, dtype: Dtype) -> dict[str, np.ndarray]:
+    def _check(self, arrays: NamedArrays) -> None:
+        config = self.config("float32")
+        batch = arrays["actions"].shape[0] if arrays["actions"].ndim else 0
+        chunk = (batch, config.action_horizon, config.action_dim)
+        shapes = {
+            **{f"images/{c}": (batch, *config.image_size, 3) for c in config.cameras},
+            **{f"image_masks/{c}": (batch,) for c in config.cameras},
+            **{name: chunk for name in ("actions", "noise", "sample_noise")},
+            "state": (batch, config.action_dim),
+            "time": (batch,),
+            "tokenized_prompt": (batch, config.max_token_len),
+            "tokenized_prompt_mask": (batch, config.max_token_len),
+        }
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                raise ValueError(
+                    f"array {name!r} of bundle file {arrays.source} has shape {arrays[name].shape}, its architecture "
+                    f"in MANIFEST.json asks for {shape}; correct `arch` of set {self.name!r} or record it again"
+                )
+
+    def reference(self, dtype: Dtype) -> NamedArrays:
         return read_npz(self.root / f"{self.name}_{dtype}.npz")
 
     @cached_property
-    def params(self) -> dict[str, np.ndarray]:
+    def params(self) -> NamedArrays:
         """JAX path → array."""
         return under(self.inputs, "params")
 
@@ -141,7 +187,7 @@ class CurveSet:
     base: ModelSet
 
     @cached_property
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> NamedArrays:
         return read_npz(self.root / f"{self.name}.npz")
 
 

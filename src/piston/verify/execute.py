@@ -11,7 +11,7 @@ from piston.batch import Observation
 from piston.model.flow import flow_loss
 from piston.model.pi0 import Pi0
 from piston.model.weights import from_openpi_jax, to_openpi_jax
-from piston.verify.bundle import Dtype, ModelSet
+from piston.verify.bundle import Arrays, Dtype, ModelSet
 
 Results = dict[str, np.ndarray]
 
@@ -41,6 +41,15 @@ def _placed(model_set: ModelSet, device: str, params: torch.dtype) -> tuple[Obse
         return tensor.to(device=device, dtype=params if double else tensor.dtype)
 
     return Observation(**{k: place(v) for k, v in vars(model_set.observation()).items()}), place
+
+
+def same_shape(name: str, ours: np.ndarray, reference: Arrays) -> None:
+    """Raises ValueError if the bundle's array has another shape than the model computes."""
+    if reference[name].shape != ours.shape:
+        raise ValueError(
+            f"array {name!r} of bundle file {getattr(reference, 'source', '?')} has shape {reference[name].shape}, the "
+            f"model of its architecture computes {ours.shape}; correct `arch` in MANIFEST.json or record it again"
+        )
 
 
 def forward_and_gradient(

@@ -11,8 +11,9 @@ import torch
 from piston.model.pi0 import Pi0
 from piston.verify import judge
 from piston.verify.bundle import Arrays, Bundle, Dtype, ModelSet, under
-from piston.verify.execute import Results, forward_and_gradient, load_model, sampling
+from piston.verify.execute import Results, forward_and_gradient, load_model, same_shape, sampling
 from piston.verify.report import Kind, Report, Row
+from piston.verify.units import verify_units
 
 # Data-flow order: what a tap depends on stands before it. A stem that ends in / or in "block" covers what it begins.
 ORDER = (
@@ -83,7 +84,7 @@ def valid_rows(arrays: Arrays, masks: Arrays) -> dict[str, np.ndarray]:
 
 def verify_forward(bundle: Bundle, device: str = "cpu") -> Report:
     """Compares every set of the bundle in every dtype it has."""
-    report = Report("forward", str(bundle.root))
+    report = Report("forward", str(bundle.root), verify_units(bundle.root))
     for model_set in bundle.models:
         for dtype in model_set.dtypes:
             reference = model_set.reference(dtype)
@@ -91,6 +92,8 @@ def verify_forward(bundle: Bundle, device: str = "cpu") -> Report:
             model = load_model(model_set, dtype, device)
             ours = forward_and_gradient(model_set, model, device, gradient=False)
             ours |= sampling(model_set, model, device, reference)
+            for name in ours.keys() & reference.keys():
+                same_shape(name, ours[name], reference)
             kept, truth = valid_rows(ours, masks), valid_rows(reference, masks)
             names = sorted((n for n in truth if n in kept), key=lambda n: (position(n), n))
             if dtype == "float32":

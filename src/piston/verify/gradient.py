@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from piston.verify import judge
-from piston.verify.bundle import Bundle, ModelSet
-from piston.verify.execute import Results, forward_and_gradient, load_model
+from piston.verify.bundle import Bundle, ModelSet, under
+from piston.verify.execute import Results, forward_and_gradient, load_model, same_shape
 from piston.verify.forward import float32_results
 from piston.verify.report import Report, Row
 
@@ -20,6 +20,12 @@ def verify_gradient(bundle: Bundle, device: str = "cpu") -> Report:
                 continue
             missing = sorted(f"grads/{k}" for k in model_set.params if f"grads/{k}" not in reference)
             report.not_compared += [f"{model_set.name}/{dtype}/{name}" for name in missing]
+            for path in under(reference, "grads"):
+                if path not in model_set.params:
+                    raise ValueError(
+                        f"bundle file of set {model_set.name} has a gradient for {path!r}, which is no parameter of it"
+                    )
+                same_shape(f"grads/{path}", model_set.params[path], reference)
             if dtype == "float32":
                 report.rows += _float32(model_set, device, reference)
             else:
