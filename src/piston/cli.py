@@ -292,3 +292,7 @@ def main(argv: Args | None = None) -> None:
         Console(stderr=True).print("interrupted")
         code = 130
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
