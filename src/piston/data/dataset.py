@@ -191,7 +191,7 @@ class Dataset:
         """The camera's frame of one row, RGB. Raises ValueError if it cannot be decoded."""
         return self._frames(key, np.array([row]))[0]
 
-    def images(self, key: str, rows: Sequence[int] | np.ndarray) -> UInt8[np.ndarray, "n H W 3"]:
+    def images(self, key: str, rows: Sequence[int | np.integer] | np.ndarray) -> UInt8[np.ndarray, "n H W 3"]:
         """The camera's frames of several rows, in the order asked; each stretch between keyframes is decoded once."""
         frames = self._frames(key, np.asarray(rows, np.int64))
         sizes = {frame.shape for frame in frames}
@@ -202,7 +202,7 @@ class Dataset:
             )
         return np.stack(frames) if frames else np.empty((0, 0, 0, 3), np.uint8)
 
-    def select(self, episode_positions: Sequence[int] | np.ndarray) -> "Dataset":
+    def select(self, episode_positions: Sequence[int | np.integer] | np.ndarray) -> "Dataset":
         """A view on the episodes at these positions, in this order; rows are numbered anew from 0."""
         positions = np.asarray(episode_positions, np.int64).reshape(-1)
         self._check(positions, self.num_episodes, "episode position")

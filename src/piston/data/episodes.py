@@ -1,4 +1,4 @@
-"""Which rows are which episode, in which order, and whether they can be used: lengths, times, tasks, finite numbers."""
+"""Which rows are which episode, and in which order: found by the rows' own episode_index, whole or reported."""
 
 import difflib
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from piston.data.layout import INDEX_COLUMNS, Layout
+from piston.data.layout import Layout
 from piston.data.problems import BadDataset, Problem, Severity
 from piston.data.tables import FilePart, stacked
 
 _MOST_VALUES = 4096  # per row: a column with more is not read unless it is asked for by name
 _NUMERIC = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool")
-_REWRITE = "record, convert or repair it again, or leave it out (bad_episodes=skip)"
+REWRITE = "record, convert or repair it again, or leave it out (bad_episodes=skip)"
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,11 @@ class EpisodeTable:
     rows: Int64[np.ndarray, "r"]
     starts: Int64[np.ndarray, "e1"]
     file_starts: Int64[np.ndarray, "f1"]
-    columns: dict[str, np.ndarray]  # in file order, not in the order of `rows`
+    file_of_row: Int64[np.ndarray, "a"]  # like the columns in file order, not in the order of `rows`
+    columns: dict[str, np.ndarray]
     names: frozenset[str]  # columns that at least one data file has
+    misshapen: dict[str, Bool[np.ndarray, "a"] | None]  # rows whose value has another shape than declared (NaN here)
+    lacking: dict[str, Int64[np.ndarray, "m"]]  # data files without the column (NaN or 0 here)
     problems: list[Problem]
 
     @property
@@ -40,9 +43,9 @@ def checked_columns(layout: Layout) -> tuple[str, ...]:
 
 
 def find_episodes(
-    layout: Layout, parts: Sequence[FilePart], wanted: Sequence[str], tolerance_s: float, required: Sequence[str]
+    layout: Layout, parts: Sequence[FilePart], wanted: Sequence[str], required: Sequence[str]
 ) -> EpisodeTable:
-    """Sorts the rows of all data files into episodes and checks them.
+    """Sorts the rows of all data files into episodes; their contents are checked elsewhere (contents.py).
 
     Raises BadDataset if a required column is missing.
     """
@@ -56,25 +59,14 @@ def find_episodes(
         if column is not None:
             columns[name], lacking[name] = column
     _require_columns(layout, columns, names, required)
-    finder = _Finder(layout, parts, columns, file_of_row)
-    rows, starts = finder.episodes()
-    table = EpisodeTable(rows, starts, file_starts, columns, names, finder.problems)
-    wrong = {name: _rows_of_parts(parts, file_starts, name) for name in columns}
-    checks = _Checks(layout, table, file_of_row)
-    checks.timestamps(tolerance_s)
-    checks.tasks()
-    for name in columns:
-        checks.shape(name, wrong[name])
-        checks.lacking(name, lacking[name])
-        filled = np.isin(file_of_row, lacking[name])
-        misshapen = wrong[name]
-        filled = filled if misshapen is None else filled | misshapen
-        checks.finite(name, filled, error=name in required or not name.startswith("next."))
-    for name in layout.image_features:
+    for name in layout.image_features:  # images stay in their tables; which tables have none is worth knowing
         if layout.features[name]["dtype"] == "image" and name in names:
             without = [n for n, part in enumerate(parts) if part.rows and name not in part.names]
-            checks.lacking(name, np.array(without, np.int64))
-    return table
+            lacking[name] = np.array(without, np.int64)
+    finder = _Finder(layout, parts, columns, file_of_row)
+    rows, starts = finder.episodes()
+    misshapen = {name: _misshapen(parts, file_starts, name) for name in columns}
+    return EpisodeTable(rows, starts, file_starts, file_of_row, columns, names, misshapen, lacking, finder.problems)
 
 
 def _require_columns(
@@ -113,7 +105,7 @@ def _require_columns(
         )
 
 
-def _rows_of_parts(
+def _misshapen(
     parts: Sequence[FilePart], file_starts: Int64[np.ndarray, "f1"], name: str
 ) -> Bool[np.ndarray, "r"] | None:
     """Rows of the whole table whose value of a column has the wrong shape; None if none has."""
@@ -205,7 +197,7 @@ class _Finder:
                     "warning",
                     "orphan-rows",
                     "rows belong to episodes that the metadata does not list",
-                    f"{int((~known).sum())} rows of episodes {_some(orphans)} in {len(files)} file(s)",
+                    f"{int((~known).sum())} rows of episodes {some(orphans)} in {len(files)} file(s)",
                     "every row's episode in meta/episodes",
                     "they are not used; a recorder that was stopped leaves such rows",
                     file=layout.relative(layout.data_files[int(files[0])]),
@@ -221,9 +213,9 @@ class _Finder:
                     "error",
                     "wrong-episode-index",
                     "column `episode_index` contradicts the file's name",
-                    _some(np.unique(said[rows])),
+                    some(np.unique(said[rows])),
                     str(int(numbers[rows][0])),
-                    f"renumber the column or the file, or {_REWRITE}",
+                    f"renumber the column or the file, or {REWRITE}",
                     file=self.layout.relative(self.layout.data_files[int(file)]),
                     episode=int(numbers[rows][0]),
                 )
@@ -240,7 +232,7 @@ class _Finder:
         frame[order] = np.arange(len(position)) - first
         return frame
 
-    def _repaired(self, e: int, rows: Int64[np.ndarray, "n"], frame: Int64[np.ndarray, "r"]) -> Int64[np.ndarray, "n"]:
+    def _repaired(self, e: int, rows: Int64[np.ndarray, "n"], frame: Int64[np.ndarray, "r"]) -> Int64[np.ndarray, "m"]:
         """One whole copy of an episode whose rows do not fit: from the metadata's file, else the first that has it."""
         length = int(self.layout.length[e])
         files = self.file_of_row[rows]
@@ -249,15 +241,9 @@ class _Finder:
             if len(copy) and len(copy) < len(rows) and np.array_equal(frame[copy], np.arange(len(copy))):
                 if length not in (-1, len(copy)):
                     continue
-                self._report(
-                    "warning",
-                    "repeated-rows",
-                    e,
-                    "episode is stored more than once",
-                    f"{len(rows)} rows",
-                    f"{len(copy)}",
-                    f"the copy in {self._file(file)} is used",
-                )
+                what, value, expected = "episode is stored more than once", f"{len(rows)} rows", str(len(copy))
+                fix = f"the copy in {self._file(file)} is used"
+                self._report("repeated-rows", e, file, what, value, expected, fix, "warning")
                 return copy
         self._explain(e, rows, frame, length)
         return rows
@@ -266,20 +252,19 @@ class _Finder:
         if e in self.faulty:
             return
         if len(rows) == 0:
-            fix = f"the recorder was stopped, or a file is missing: {_REWRITE}"
+            fix = f"the recorder was stopped, or a file is missing: {REWRITE}"
             expected = "at least 1" if length <= 0 else str(length)
-            self._report("error", "empty-episode", e, "episode has no rows", "0", expected, fix)
+            named = int(self.layout.pointed_file[e])
+            self._report("empty-episode", e, named, "episode has no rows", "0", expected, fix)
             return
-        numbers = frame[rows]
+        numbers, file = frame[rows], int(self.file_of_row[rows[0]])
         if not np.array_equal(numbers, np.arange(len(rows))):
             at = int(np.argmax(numbers != np.arange(len(rows))))
-            value = f"{int(numbers[at])} in the episode's row {at}"
-            self._report("error", "frame-index", e, "frame_index is not 0, 1, 2, …", value, str(at), _REWRITE, rows[at])
+            what, value = "frame_index is not 0, 1, 2, …", f"{int(numbers[at])} in the episode's row {at}"
+            self._report("frame-index", e, file, what, value, str(at), REWRITE)
         if length not in (-1, len(rows)):
-            fix = f"the metadata or the table is incomplete: {_REWRITE}"
-            self._report(
-                "error", "episode-length", e, "episode length differs", f"{len(rows)} rows", f"{length}", fix, rows[0]
-            )
+            what, fix = "episode length differs", f"the metadata or the table is incomplete: {REWRITE}"
+            self._report("episode-length", e, file, what, f"{len(rows)} rows", str(length), fix)
 
     def _wrong_files(self, rows: Int64[np.ndarray, "r"], starts: Int64[np.ndarray, "e1"]) -> None:
         if self.layout.file_episode is not None:
@@ -289,118 +274,20 @@ class _Finder:
         wrong = any_per_episode(here != pointed, starts)
         if wrong.any():
             e = int(np.argmax(wrong))
-            self._report(
-                "warning",
-                "wrong-file",
-                e,
-                f"metadata names another data file than the one with the rows ({int(wrong.sum())} episodes)",
-                self._file(int(self.layout.pointed_file[e])),
-                self._file(int(here[starts[e]])),
-                "nothing to do: rows are found by their episode_index",
-            )
+            what = f"metadata names another data file than the one with the rows ({int(wrong.sum())} episodes)"
+            value, expected = self._file(int(self.layout.pointed_file[e])), self._file(int(here[starts[e]]))
+            fix = "nothing to do: rows are found by their episode_index"
+            self._report("wrong-file", e, int(here[starts[e]]), what, value, expected, fix, "warning")
 
     def _file(self, n: int) -> str:
         return "a file that does not exist" if n < 0 else self.layout.relative(self.layout.data_files[n])
 
     def _report(
-        self,
-        severity: Severity,
-        kind: str,
-        e: int,
-        what: str,
-        value: str,
-        expected: str,
-        fix: str,
-        row: int | None = None,
+        self, kind: str, e: int, file: int, what: str, value: str, expected: str, fix: str, severity: Severity = "error"
     ) -> None:
-        file = None if row is None else self._file(int(self.file_of_row[row]))
+        name = None if file < 0 else self._file(file)
         episode = int(self.layout.number[e])
-        self.problems.append(Problem(severity, kind, what, value, expected, fix, file=file, episode=episode))
-
-
-class _Checks:
-    """Checks of the rows' contents, one problem per episode and kind, at the first row that shows it."""
-
-    def __init__(self, layout: Layout, table: EpisodeTable, file_of_row: Int64[np.ndarray, "r"]) -> None:
-        self.layout, self.table, self.file_of_row = layout, table, file_of_row
-        self.frame = np.arange(len(table.rows)) - np.repeat(table.starts[:-1], table.lengths)
-
-    def timestamps(self, tolerance_s: float) -> None:
-        """Every timestamp is frame/fps within tolerance, plus the rounding of a float32 column."""
-        if "timestamp" not in self.table.columns or self.table.columns["timestamp"].dtype.kind not in "fiu":
-            return
-        stored = self.table.columns["timestamp"][self.table.rows]
-        grid = self.frame / self.layout.fps
-        slack = np.spacing(grid.astype(np.float32)) if stored.dtype.itemsize < 8 else 0.0
-        off = ~(np.abs(stored - grid) <= tolerance_s + slack)
-        for e, row in self._first(off):
-            times = stored[self.table.starts[e] : self.table.starts[e + 1]].astype(np.float64)
-            step = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
-            rate = f" (the episode's rows are {1 / step:.4g} per second)" if step > 0 else ""
-            self._report(
-                "timestamp",
-                e,
-                row,
-                "timestamp is off the frame grid",
-                f"{stored[row]:.6g} s in frame {self.frame[row]}{rate}",
-                f"{grid[row]:.6g} s ± {tolerance_s:g} s at {self.layout.fps:g} fps",
-                "correct `fps` in meta/info.json or the column, or set --data.tolerance-s",
-            )
-
-    def tasks(self) -> None:
-        """Every task_index has a text."""
-        if "task_index" not in self.table.columns or not self.layout.tasks:
-            return
-        index = as_integers(self.table.columns["task_index"])[self.table.rows]
-        for e, row in self._first(~np.isin(index, list(self.layout.tasks))):
-            known = f"one of {_some(np.array(sorted(self.layout.tasks)))}"
-            fix = f"add the task to meta/tasks, or {_REWRITE}"
-            self._report("unknown-task", e, row, "task_index has no text", str(index[row]), known, fix)
-
-    def finite(self, name: str, filled: Bool[np.ndarray, "r"], *, error: bool) -> None:
-        """No NaN or infinity, save in rows that are NaN because they have no fitting value (reported as such)."""
-        column = self.table.columns[name]
-        if column.dtype.kind != "f" or name in INDEX_COLUMNS:
-            return
-        bad = ~np.isfinite(column).reshape(len(column), -1).all(axis=1) & ~filled
-        for e, row in self._first(bad[self.table.rows]):
-            value = column[self.table.rows[row]]
-            dims = np.flatnonzero(~np.isfinite(np.ravel(value)))
-            shown = f"{np.ravel(value)[dims[0]]} in dimension {_some(dims)} of frame {self.frame[row]}"
-            severity = "error" if error else "warning"
-            self._report("not-finite", e, row, f"`{name}` is not finite", shown, "finite numbers", _REWRITE, severity)
-
-    def shape(self, name: str, wrong: Bool[np.ndarray, "r"] | None) -> None:
-        """Every value has the declared shape."""
-        for e, row in self._first(wrong[self.table.rows]) if wrong is not None else ():
-            expected = f"shape {self.layout.shape(name)} as meta/info.json declares"
-            fix = f"correct `shape` in meta/info.json, or {_REWRITE}"
-            value = f"another number of values in frame {self.frame[row]}"
-            self._report("wrong-shape", e, row, f"`{name}` has another shape than declared", value, expected, fix)
-
-    def lacking(self, name: str, files: Int64[np.ndarray, "m"]) -> None:
-        """Every data file has a column that the others have."""
-        if len(files) == 0 or name in INDEX_COLUMNS:
-            return
-        for e, row in self._first(np.isin(self.file_of_row[self.table.rows], files)):
-            fix = f"write the file again with all columns, or {_REWRITE}"
-            self._report("missing-column", e, row, f"column `{name}` is missing", "not in the file", "a column", fix)
-
-    def _first(self, flags: Bool[np.ndarray, "r"]) -> list[tuple[int, int]]:
-        """(episode, ordered row) of the first flagged row of each episode."""
-        if not flags.any():
-            return []
-        at = np.flatnonzero(flags)
-        e = np.searchsorted(self.table.starts, at, side="right") - 1
-        _, first = np.unique(e, return_index=True)
-        return [(int(e[n]), int(at[n])) for n in first]
-
-    def _report(
-        self, kind: str, e: int, row: int, what: str, value: str, expected: str, fix: str, severity: Severity = "error"
-    ) -> None:
-        file = self.layout.relative(self.layout.data_files[int(self.file_of_row[self.table.rows[row]])])
-        episode = int(self.layout.number[e])
-        self.table.problems.append(Problem(severity, kind, what, value, expected, fix, file=file, episode=episode))
+        self.problems.append(Problem(severity, kind, what, value, expected, fix, file=name, episode=episode))
 
 
 def any_per_episode(flags: Bool[np.ndarray, "r"], starts: Int64[np.ndarray, "e1"]) -> Bool[np.ndarray, "e"]:
@@ -409,7 +296,7 @@ def any_per_episode(flags: Bool[np.ndarray, "r"], starts: Int64[np.ndarray, "e1"
     return total[starts[1:]] > total[starts[:-1]]
 
 
-def _some(values: np.ndarray, most: int = 8) -> str:
+def some(values: np.ndarray, most: int = 8) -> str:
     """`3, 5, 7, …` for a message."""
     shown = ", ".join(str(value) for value in values[:most])
     return shown + (", …" if len(values) > most else "")

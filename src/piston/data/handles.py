@@ -4,11 +4,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 LIMIT = 16  # open files per thread: a decoder for 480×640 video holds 5-20 MB
 
 
+@runtime_checkable
 class Closable(Protocol):
     """Anything that holds a file open."""
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from piston.data.contents import check_contents
 from piston.data.dataset import Dataset
 from piston.data.episodes import checked_columns, find_episodes
 from piston.data.layout import INDEX_COLUMNS, Layout, Placement, is_depth
@@ -58,9 +59,11 @@ def open_dataset(
     layout = read_layout(Path(root), cameras)
     wanted = dict.fromkeys((*INDEX_COLUMNS, *(checked_columns(layout) if columns is None else columns)))
     parts = read_parts(layout.data_files, {key: layout.shape(key) for key in wanted})
-    table = find_episodes(layout, parts, tuple(wanted), tolerance_s, required=columns or ())
+    required = tuple(columns or ())
+    table = find_episodes(layout, parts, tuple(wanted), required)
     tracks, indexes, found = place_videos(layout, table, tolerance_s, check_videos)
-    problems = (*layout.problems, *table.problems, *found)
+    contents = check_contents(layout, table, tolerance_s, required)
+    problems = (*layout.problems, *table.problems, *contents, *found)
     errors = [problem for problem in problems if problem.severity == "error"]
     bad = {problem.episode for problem in errors if problem.episode is not None}
     good = np.flatnonzero(~np.isin(layout.number, np.array(sorted(bad), np.int64)) & (table.lengths > 0))

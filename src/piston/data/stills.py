@@ -46,7 +46,7 @@ _kept = _Blocks()
 
 
 def read_stills(
-    path: Path, key: str, rows: Sequence[int] | np.ndarray, root: Path
+    path: Path, key: str, rows: Sequence[int | np.integer] | np.ndarray, root: Path
 ) -> list[UInt8[np.ndarray, "_H _W 3"]]:
     """The images of column `key` at these rows of the file, in the order asked.
 

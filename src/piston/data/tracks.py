@@ -147,7 +147,7 @@ class _Camera:
 
         That is the time of the file's first frame, unless more episodes fit with the container's own zero.
         """
-        first = float(index.seconds(np.array(0)))
+        first = index.seconds_at(0)
         zeros = [first] if abs(first) * self.layout.fps < 0.5 else [first, 0.0]
         tried = []
         for zero in zeros:
@@ -208,7 +208,7 @@ class _Camera:
         moved = int((stated != tiled).sum())
         what = f"video offsets have drifted from the frames ({len(episodes)} episodes, {moved} by a frame or more)"
         value = f"from_timestamp {self.place.start_s[episodes[0]]:.4f} s"
-        expected = f"{float(np.diff(index.seconds(np.array([0, tiled[0]])))[0]):.4f} s"
+        expected = f"{index.seconds_at(int(tiled[0])) - index.seconds_at(0):.4f} s"
         fix = "nothing to do: the episodes' lengths fill the file exactly and decide"
         self._report("offset-drift", int(episodes[0]), what, value, expected, fix, index, "warning")
 

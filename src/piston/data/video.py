@@ -19,7 +19,7 @@ from av.error import FFmpegError, InvalidDataError
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 
 from piston.data import handles
 from piston.data.problems import Fault, file_fault
@@ -60,13 +60,21 @@ class VideoIndex:
     key_pts: Int64[np.ndarray, "k"]  # ascending
     key_dts: Int64[np.ndarray, "k"]  # of the same keyframes: where the demuxer seeks
 
-    def pts(self, numbers: Int64[np.ndarray, "*n"]) -> Int64[np.ndarray, "*n"]:
+    def pts(self, numbers: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
         """Presentation timestamps of frames 0 ≤ number < count, in ticks."""
         return self.first + numbers * self.step if self.irregular is None else self.irregular[numbers]
 
-    def seconds(self, numbers: Int64[np.ndarray, "*n"]) -> np.ndarray:
-        """Presentation times as the container states them, float64 seconds (the first need not be 0)."""
+    def seconds(self, numbers: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+        """Presentation times as the container states them, in seconds (the first need not be 0)."""
         return self.pts(numbers) * self.time_base
+
+    def pts_at(self, number: int) -> int:
+        """`pts` of one frame."""
+        return self.first + number * self.step if self.irregular is None else int(self.irregular[number])
+
+    def seconds_at(self, number: int) -> float:
+        """`seconds` of one frame."""
+        return self.pts_at(number) * self.time_base
 
     def rank(self, pts: int) -> int:
         """Number of the last frame shown at or before `pts`; -1 and less before the first."""
@@ -79,8 +87,7 @@ class VideoIndex:
         """Frames per second by the timestamps themselves; None for fewer than two frames."""
         if self.count < 2:
             return None
-        ends = self.seconds(np.array([0, self.count - 1]))
-        return float((self.count - 1) / (ends[1] - ends[0]))
+        return (self.count - 1) / (self.seconds_at(self.count - 1) - self.seconds_at(0))
 
     @functools.cached_property
     def longest_gop(self) -> int:
@@ -90,7 +97,7 @@ class VideoIndex:
 
     def is_keyframe(self, number: int) -> bool:
         """Whether decoding can start at this frame."""
-        return bool(np.isin(self.pts(np.array([number])), self.key_pts)[0])
+        return self.pts_at(number) in self.key_pts
 
 
 def index_video(path: Path | str) -> VideoIndex:
@@ -231,7 +238,7 @@ def _index(path: Path, stream: VideoStream, packets: _Packets) -> VideoIndex:
     )
 
 
-def read_frames(index: VideoIndex, numbers: Sequence[int] | np.ndarray) -> UInt8[np.ndarray, "n H W 3"]:
+def read_frames(index: VideoIndex, numbers: Sequence[int | np.integer] | np.ndarray) -> UInt8[np.ndarray, "n H W 3"]:
     """The frames with these numbers, in the order asked, uint8 RGB; frames between two keyframes are decoded once.
 
     The open decoder is kept by this thread (see handles.py). Raises ValueError, naming file and frame, for a number
@@ -291,7 +298,7 @@ class Decoder:
     def read(self, number: int) -> UInt8[np.ndarray, "H W 3"]:
         """Frame `number`, RGB. Raises ValueError if it does not decode, from its keyframe nor from earlier ones."""
         index = self._index
-        key = max(0, int(np.searchsorted(index.key_pts, int(index.pts(np.array(number))), side="right")) - 1)
+        key = max(0, int(np.searchsorted(index.key_pts, index.pts_at(number), side="right")) - 1)
         if len(index.key_pts) == 0:
             raise self._undecodable(number, "the video has no keyframe")
         first = index.rank(int(index.key_pts[key]))
@@ -311,7 +318,7 @@ class Decoder:
 
     def _decode_to(self, number: int) -> VideoFrame:
         """Decodes on until frame `number`. A damaged frame spoils those that follow it up to the next start."""
-        pts = int(self._index.pts(np.array(number)))
+        pts = self._index.pts_at(number)
         for frame in self._frames:
             if frame.pts is None:
                 raise _DamagedFrame("a decoded frame has no timestamp")
