@@ -26,7 +26,7 @@ from piston.config.schema import (
 SHIPPED_VOCAB_SIZE = 1024  # of the tokenizer in assets/, which scripts/make_tokenizer.py makes
 DEMO_ROOT = Path("demo/data")  # where `piston data demo` writes, and the demo and debug recipes read
 
-# openpi's `dummy` shrinks both Gemmas but keeps the 27-layer SigLIP and PaliGemma's vocabulary, 429 M parameters in all.
+# openpi's `dummy` shrinks both Gemmas but keeps the 27-layer SigLIP and PaliGemma's vocabulary: 429 M parameters.
 # Ours shrinks those too, so that the debug recipes run on a laptop with the shipped tokenizer.
 TINY_SIGLIP = SiglipConfig(width=64, depth=2, mlp_dim=128, num_heads=2)
 

@@ -143,7 +143,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} pieces, the model embeds {vocab_size} (model.vocab_size); "
-            "expected at most as many: raise --model.vocab-size for a model from scratch, or pass PaliGemma's tokenizer "
+            "expected at most as many: raise --model.vocab-size to train from scratch, or pass PaliGemma's tokenizer "
             f"for pretrained weights. {WHERE}"
         )
     if tokenizer.vocab_size < vocab_size:
