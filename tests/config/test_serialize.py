@@ -21,7 +21,7 @@ from piston.config.serialize import from_dict, from_json, leaves, to_dict, to_js
 
 def unusual() -> RunConfig:
     robot = RobotConfig(
-        "arm", {"base_0_rgb": "cam/é", "left_wrist_0_rgb": "w"}, ("a", "b"), "act", 3, 7, (6, -1), fps=10
+        "arm", {"base_0_rgb": "cam/é", "left_wrist_0_rgb": "w"}, ("a", "b"), "act", 6, 7, (6, -1), fps=10
     )
     model = ModelConfig(
         pi05=True,

@@ -229,7 +229,7 @@ def recipe_names() -> tuple[str, ...]:
 def recipe(name: str) -> RunConfig:
     """The named recipe's RunConfig. Raises ValueError, suggesting the nearest name, if there is none."""
     if name not in RECIPES:
-        nearest = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(name.lower(), RECIPES, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"unknown recipe {name!r}; did you mean {nearest!r}? Recipes are {', '.join(RECIPES)}; "
             "add your own to piston/config/recipes.py"

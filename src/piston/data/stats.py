@@ -7,12 +7,13 @@ inputs and deltas and before padding; streamed in the recipe's batches, unshuffl
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -53,6 +54,7 @@ KEYS = ("state", "actions")
 EXTREME = 30.0  # a normalised value this large is reported: training on it diverges
 
 
+@runtime_checkable
 class Tables(Protocol):
     """What statistics need of a data set (`lerobot.Dataset` has it)."""
 
@@ -161,6 +163,10 @@ def running_stats(
     `max_frames` below the number of frames takes that many at random, the same ones as openpi. `progress(done, total)`
     counts frames. Raises ValueError for columns of the wrong width, NaN, and fewer frames than one batch.
     """
+    if max_frames is not None and max_frames < 1:
+        raise ValueError(
+            f"max_frames is {max_frames}; expected 1 or more, or none for all frames: correct --max-frames"
+        )
     state, action = _columns(ds, run)
     ends = np.repeat(ds.episode_starts[1:], np.diff(ds.episode_starts))
     total = ds.num_frames if max_frames is None else min(max_frames, ds.num_frames)
@@ -236,45 +242,44 @@ def _shuffled(count: int) -> Int64[np.ndarray, "n"]:
 # --- `piston data stats` ---------------------------------------------------------------------------------------------
 
 
-def stats_command(
-    root: Path, run: RunConfig, *, console: Console, out: Path | None = None, max_frames: int | None = None
-) -> Path:
+def stats_command(root: Path, run: RunConfig, out: Path | None, max_frames: int | None, console: Console) -> int:
     """Computes a data set's statistics for a run, prints them per dimension with warnings, and saves them.
 
-    `out` None saves where the run will look for them. Returns the file. The data set's videos are not opened.
+    `out` None saves where the run will look for them. The data set's videos are not opened. Returns exit code 0.
     """
     robot = run.data.robot
-    columns = (*robot.state_keys, robot.action_key)
     ds = open_dataset(
         root,
         tolerance_s=run.data.tolerance_s,
         bad_episodes=run.data.bad_episodes,
         check_videos=False,
-        columns=columns,
+        columns=(*robot.state_keys, robot.action_key),
         cameras=(),
     )
-    batch_size = run.train.batch_size
     look = (TextColumn("statistics"), BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
     with Progress(*look, console=console, transient=True) as bar:
         task = bar.add_task("statistics", total=ds.num_frames)
         running = running_stats(
             ds,
             run,
-            batch_size=batch_size,
+            batch_size=run.train.batch_size,
             max_frames=max_frames,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     for key, stats in running.items():
         console.print(stats_table(key, stats, use_quantiles=run.data.use_quantile_norm))
         for finding in findings(key, stats, use_quantiles=run.data.use_quantile_norm):
-            console.print(f"[yellow]warning:[/] {finding}", highlight=False)
+            console.print(f"[yellow]warning:[/] {escape(finding)}", highlight=False)
     path = out or norm_stats_path(run)
     save_norm_stats(path, {key: stats.statistics() for key, stats in running.items()})
     console.print(
-        f"{running['state'].count} frames in batches of {batch_size}, {run.model.action_horizon} steps each; "
-        f"robot {robot.name}, deltas {robot.delta_mask or 'none'}; saved {path}"
+        f"{running['state'].count} of {ds.num_frames} frames, in batches of {run.train.batch_size}, "
+        f"{run.model.action_horizon} action steps each; robot {robot.name}, deltas {robot.delta_mask or 'none'}, "
+        f"{'quantile' if run.data.use_quantile_norm else 'z-score'} normalisation; saved {path}",
+        highlight=False,
+        markup=False,
     )
-    return path
+    return 0
 
 
 def extremes(stats: RunningStats, *, use_quantiles: bool) -> Float[np.ndarray, "d"]:
