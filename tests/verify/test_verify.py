@@ -24,6 +24,7 @@ from piston.verify.curve import verify_curve
 from piston.verify.execute import forward_and_gradient, load_model, sampling
 from piston.verify.forward import verify_forward
 from piston.verify.gradient import verify_gradient
+from piston.verify.preprocess import verify_preprocess
 from piston.verify.report import Report, Row, render
 from piston.verify.units import verify_units
 
@@ -51,6 +52,7 @@ def test_forward_equals_the_reference(golden: Path) -> None:
     assert {(r.set, r.dtype) for r in report.rows} == {
         ("tiny_pi05", "float32"), ("tiny_pi05", "bfloat16"), ("tiny_pi0", "float32"), ("tiny_pi0", "bfloat16"),
         ("tiny_pi05_lora", "float32"), ("units", "float32"), ("units", "bfloat16"), ("schedule", "float32"),
+        ("preprocess", "float32"),
     }  # fmt: skip
     # The aim of the house: end to end within the tolerance of an injected time embedding.
     late = [r for r in report.rows if r.dtype == "float32" and r.kind == "tap" and r.tolerance > 0]
@@ -66,6 +68,15 @@ def test_units_and_schedules_equal_the_reference(golden: Path) -> None:
     assert [r for r in rows if not r.ok] == []
     assert {r.name.split("/")[0] for r in rows} == {
         "norm", "rope", "act", "gated", "posemb", "mask", "lr", "tiny_lr", "rsqrt_lr",
+    }  # fmt: skip
+
+
+def test_preprocessing_equals_the_reference(golden: Path) -> None:
+    rows = verify_preprocess(golden)
+    assert [r for r in rows if not r.ok] == []
+    assert {r.name.split("/")[0].rstrip("012") for r in rows} == {
+        "resize", "observation", "augment", "normalize_zscore", "normalize_quantile", "unnormalize_zscore",
+        "unnormalize_quantile", "delta", "pad", "discretize", "running", "running3d",
     }  # fmt: skip
 
 

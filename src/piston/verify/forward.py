@@ -12,6 +12,7 @@ from piston.model.pi0 import Pi0
 from piston.verify import judge
 from piston.verify.bundle import Arrays, Bundle, Dtype, ModelSet, under
 from piston.verify.execute import Results, forward_and_gradient, load_model, same_shape, sampling
+from piston.verify.preprocess import verify_preprocess
 from piston.verify.report import Kind, Report, Row
 from piston.verify.units import verify_units
 
@@ -84,7 +85,7 @@ def valid_rows(arrays: Arrays, masks: Arrays) -> dict[str, np.ndarray]:
 
 def verify_forward(bundle: Bundle, device: str = "cpu") -> Report:
     """Compares every set of the bundle in every dtype it has."""
-    report = Report("forward", str(bundle.root), verify_units(bundle.root))
+    report = Report("forward", str(bundle.root), [*verify_preprocess(bundle.root), *verify_units(bundle.root)])
     for model_set in bundle.models:
         for dtype in model_set.dtypes:
             reference = model_set.reference(dtype)
