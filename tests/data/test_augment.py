@@ -228,3 +228,15 @@ def test_prepare_equals_the_reference_observation() -> None:
         images = torch.from_numpy(golden[f"in_images_u8/{camera}"])[:, None]
         result = prepare(batch_of(images, None), (camera,), image_size=(224, 224)).observation.images[:, 0]
         np.testing.assert_allclose(result.numpy(), golden[f"out_images/{camera}"], rtol=0, atol=5e-7)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    """On the meta device there are no numbers: whatever would read one on the host raises, as would a CPU tensor."""
+    images = torch.empty(4, 3, 28, 42, 3, dtype=torch.uint8, device="meta")
+    draws = random_draws(4, 3)
+    moved = AugmentDraws(**{name: getattr(draws, name).to("meta") for name in draws.__dataclass_fields__})
+    result = prepare(batch_of(images, None).to("meta"), CAMERAS).observation.images
+    result = augment(result, moved, CAMERAS)
+    assert (result.device.type, result.dtype, result.shape) == ("meta", torch.float32, images.shape)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        moved.jitter.nonzero()

@@ -8,8 +8,7 @@ import dataclasses
 
 from piston.config.schema import RobotConfig
 
-# 7 joints are 3 of position and 3 of rotation for the end effector here: state x y z, axis-angle, two finger joints;
-# actions are deltas already, scaled to [-1, 1], with the gripper last.
+# The hand of a Panda: state x y z, axis-angle, two finger joints. Actions are deltas already, in [-1, 1], gripper last.
 LIBERO = RobotConfig(
     name="libero",
     cameras={"base_0_rgb": "image", "left_wrist_0_rgb": "wrist_image"},
