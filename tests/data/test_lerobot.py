@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -421,7 +420,7 @@ def test_episode_numbers_may_have_gaps(copied: Callable[[str], Path]) -> None:
             write_lines(root / "meta/episodes.jsonl", [lines[4], lines[1]])
         else:
             for path in (root / "meta/episodes").glob("*/*.parquet"):
-                edit_table(path, lambda t: t.filter(pc.is_in(t["episode_index"], pa.array([1, 4]))))
+                edit_table(path, lambda t: t.filter(pa.array([n in (1, 4) for n in t["episode_index"].to_pylist()])))
         ds = open_dataset(root)
         assert ds.episode_index.tolist() == [1, 4]
         check_rows(ds)

@@ -123,6 +123,20 @@ class Dataset:
         return self._store.layout.tasks
 
     @property
+    def columns(self) -> frozenset[str]:
+        """Names of the columns that the data files have (images too)."""
+        return self._store.names
+
+    @property
+    def data_files(self) -> tuple[Path, ...]:
+        """The data set's tables."""
+        return self._store.layout.data_files
+
+    def video_files(self, key: str) -> tuple[Path, ...]:
+        """The files of a video camera; none for stored images."""
+        return self._store.tracks[key].files if key in self._store.tracks else ()
+
+    @property
     def num_episodes(self) -> int:
         """Episodes of this view."""
         return len(self._episodes)

@@ -31,11 +31,12 @@ from piston.data.problems import BadDataset, Problem, Severity, file_fault
 from piston.data.tables import TableFault, open_table, read_parts
 from piston.data.tracks import place_videos
 
-__all__ = ["Dataset", "open_dataset", "read_layout"]
+__all__ = ["Dataset", "Inspection", "inspect_dataset", "open_dataset", "read_layout"]
 
 logger = logging.getLogger(__name__)
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
+_LOGGED = 100  # problems written to the log
 _TASKS = "meta/tasks.parquet"
 
 
@@ -56,32 +57,58 @@ def open_dataset(
     read. `columns`, `cameras`: the ones that will be used; only they are checked and kept in memory. None: all there
     are. Other columns stay readable; other cameras are not in `image_keys`.
     """
+    found = inspect_dataset(root, tolerance_s=tolerance_s, check_videos=check_videos, columns=columns, cameras=cameras)
+    errors = [problem for problem in found.problems if problem.severity == "error"]
+    if found.dataset is None or (errors and bad_episodes == "fail"):
+        hint = "To train on the other episodes alone, set bad_episodes=skip (--data.bad-episodes skip)."
+        raise BadDataset(root, errors or [_no_episodes(root)], hint if found.dataset else "")
+    for problem in found.problems[:_LOGGED]:
+        logger.warning("%s: %s", root, problem)
+    if len(found.problems) > _LOGGED:
+        more = len(found.problems) - _LOGGED
+        logger.warning("%s: … and %d more: `piston data check` lists them all", root, more)
+    if found.left_out:
+        count = found.dataset.num_episodes + len(found.left_out)
+        logger.warning("%s: left out %d of %d episodes: %s", root, len(found.left_out), count, list(found.left_out))
+    return found.dataset
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A data set and everything that is wrong with it; `dataset` holds the good episodes (None: there are none)."""
+
+    layout: Layout
+    dataset: Dataset | None
+    problems: tuple[Problem, ...]
+    left_out: tuple[int, ...]  # episodes with errors
+
+
+def inspect_dataset(
+    root: Path,
+    *,
+    tolerance_s: float = 1e-4,
+    check_videos: bool = True,
+    columns: Sequence[str] | None = None,
+    cameras: Sequence[str] | None = None,
+) -> Inspection:
+    """What `open_dataset` knows before it decides. Raises BadDataset only where there is no data set to speak of."""
     layout = read_layout(Path(root), cameras)
     wanted = dict.fromkeys((*INDEX_COLUMNS, *(checked_columns(layout) if columns is None else columns)))
     parts = read_parts(layout.data_files, {key: layout.shape(key) for key in wanted})
     required = tuple(columns or ())
     table = find_episodes(layout, parts, tuple(wanted), required)
-    tracks, indexes, found = place_videos(layout, table, tolerance_s, check_videos)
     contents = check_contents(layout, table, tolerance_s, required)
+    tracks, indexes, found = place_videos(layout, table, tolerance_s, check_videos)
     problems = (*layout.problems, *table.problems, *contents, *found)
-    errors = [problem for problem in problems if problem.severity == "error"]
-    bad = {problem.episode for problem in errors if problem.episode is not None}
+    bad = {problem.episode for problem in problems if problem.severity == "error" and problem.episode is not None}
     good = np.flatnonzero(~np.isin(layout.number, np.array(sorted(bad), np.int64)) & (table.lengths > 0))
-    hint = "To train on the other episodes alone, set bad_episodes=skip (--data.bad-episodes skip)."
-    if errors and bad_episodes == "fail":
-        raise BadDataset(root, errors, hint if len(good) else "")
-    if len(good) == 0:
-        raise BadDataset(root, errors or [_no_episodes(layout)])
-    for problem in problems:
-        logger.warning("%s: %s", root, problem)
-    if bad:
-        logger.warning("%s: left out %d of %d episodes: %s", root, len(bad), len(layout.number), sorted(bad))
-    return Dataset.build(layout, table, tracks, indexes, good, problems)
+    dataset = Dataset.build(layout, table, tracks, indexes, good, problems) if len(good) else None
+    return Inspection(layout, dataset, problems, tuple(sorted(bad)))
 
 
-def _no_episodes(layout: Layout) -> Problem:
+def _no_episodes(root: Path) -> Problem:
     fix = "download it again; it may hold only metadata"
-    return Problem("error", "no-episodes", "data set has no episodes", "0", "at least 1", fix, file=str(layout.root))
+    return Problem("error", "no-episodes", "data set has no episodes", "0", "at least 1", fix, file=str(root))
 
 
 def read_layout(root: Path, cameras: Sequence[str] | None = None) -> Layout:
