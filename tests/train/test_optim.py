@@ -143,7 +143,7 @@ def test_frozen_parameters_are_left_alone_and_all_frozen_is_an_error() -> None:
         Optimizer({k: v.detach() for k, v in values.items()}, TINY)
 
 
-def test_swapping_the_ema_twice_changes_nothing() -> None:
+def test_ema_weights_are_swapped_in_and_out() -> None:
     values = parameters()
     optimizer = Optimizer(values, TINY)
     values["scalar"].grad = torch.ones(())
@@ -151,9 +151,8 @@ def test_swapping_the_ema_twice_changes_nothing() -> None:
     assert optimizer.ema is not None
     raw, average = values["scalar"].item(), optimizer.ema["scalar"].item()
     assert raw != average
-    optimizer.swap_ema()
-    assert (values["scalar"].item(), optimizer.ema["scalar"].item()) == (average, raw)
-    optimizer.swap_ema()
+    with optimizer.ema_weights():
+        assert (values["scalar"].item(), optimizer.ema["scalar"].item()) == (average, raw)
     assert (values["scalar"].item(), optimizer.ema["scalar"].item()) == (raw, average)
 
 

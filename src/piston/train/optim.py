@@ -4,8 +4,9 @@ Source: openpi training/optimizer.py through optax 0.2.4, scripts/train.py; refe
 by the global norm, Adam, decoupled weight decay, learning rate; then the EMA of the new parameters.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -113,13 +114,44 @@ class Optimizer:
             self._zeros = torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
         return self._zeros[: parameter.numel()].view(parameter.shape)
 
-    @torch.no_grad()
-    def swap_ema(self) -> None:
-        """Exchanges parameters and EMA, without copying; a second call changes them back."""
-        assert self.ema is not None, "no EMA to swap in"
+    @contextlib.contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        """Inside, the parameters hold their averages; nothing is copied."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        assert self.ema is not None, "there is no EMA to swap in"
         for name, average in self.ema.items():
             parameter = self.parameters[name]
             parameter.data, self.ema[name] = average, parameter.data
+
+    @torch.no_grad()
+    def load(
+        self, step: int, m: Mapping[str, Tensor], v: Mapping[str, Tensor], ema: Mapping[str, Tensor] | None
+    ) -> None:
+        """Goes on from the state after `step` updates. Raises ValueError, naming them, for tensors that do not fit."""
+        pairs = [("m", self.m, m), ("v", self.v, v)]
+        if (self.ema is None) != (ema is None):
+            raise ValueError(
+                f"EMA is {'off' if self.ema is None else 'on'} now but was not before; set optim.ema_decay back"
+            )
+        if self.ema is not None and ema is not None:
+            pairs.append(("ema", self.ema, ema))
+        for what, ours, theirs in pairs:
+            wrong = sorted(
+                n for n in {*ours, *theirs} if n not in ours or n not in theirs or ours[n].shape != theirs[n].shape
+            )
+            if wrong:
+                raise ValueError(
+                    f"{what} of {len(wrong)} parameters missing, unexpected or of another shape: {wrong[:10]}"
+                )
+            for name, tensor in theirs.items():
+                ours[name].copy_(tensor)
+        self.step = step
 
 
 def parameter_norm(parameters: Mapping[str, Tensor]) -> Float[Tensor, ""]:
