@@ -76,7 +76,7 @@ def test_normalisation_comes_back(case: tuple[KeyStats, np.ndarray], use_quantil
 @given(stats_and_values())
 def test_padded_dimensions_pass_through(case: tuple[KeyStats, np.ndarray]) -> None:
     stats, x = case
-    extra = x[:, len(stats.mean) :]
+    extra = x[:, len(stats.mean) :].astype(np.float64)
     assert np.array_equal(unnormalize(x, stats, use_quantiles=True)[:, len(stats.mean) :], extra)
     np.testing.assert_allclose(unnormalize(x, stats, use_quantiles=False)[:, len(stats.mean) :], extra, rtol=2e-6)
 

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -316,11 +317,11 @@ def stats_table(key: str, stats: RunningStats, *, use_quantiles: bool) -> Table:
     """One row per dimension."""
     found = stats.statistics()
     q01, q99 = found.quantiles()
-    table = Table(title=key, title_justify="left")
-    for name in ("dim", "mean", "std", "q01", "q99", "min", "max", "largest normalised"):
-        table.add_column(name, justify="right")
+    table = Table(title=key, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for name in ("dim", "mean", "std", "q01", "q99", "min", "max", "scaled\nup to"):
+        table.add_column(name, justify="right", no_wrap=True)
     largest = extremes(stats, use_quantiles=use_quantiles)
     numbers = (found.mean, found.std, q01, q99, stats.minimum, stats.maximum, largest)
     for dim, row in enumerate(zip(*numbers, strict=True)):
-        table.add_row(str(dim), *(f"{number:.5g}" for number in row))
+        table.add_row(str(dim), *(f"{number:.4g}" for number in row))
     return table
