@@ -208,7 +208,7 @@ def data_stats(args: Args) -> int:
 def data_demo(args: Args) -> int:
     """data demo PATH: records the planar-arm demo data set."""
 
-    def options(path: tyro.conf.Positional[Path], episodes: int = 300, seed: int = 0) -> tuple[Path, int, int]:
+    def options(path: tyro.conf.Positional[Path], episodes: int = 400, seed: int = 0) -> tuple[Path, int, int]:
         """Records a small LeRobot v3.0 data set (h264 video, two cameras) from a simulated arm and a scripted expert.
 
         Args:
@@ -219,9 +219,20 @@ def data_demo(args: Args) -> int:
         return path, episodes, seed
 
     path, episodes, seed = tyro.cli(options, args=args, prog="piston data demo")
-    from piston.demo.record import record_command
+    from rich.progress import Progress
 
-    return record_command(path, episodes, seed, Console())
+    from piston.demo.record import DemoConfig, build
+
+    console = Console()
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("recording", total=episodes)
+        recorded = build(
+            path,
+            DemoConfig(episodes=episodes, seed=seed),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    console.print(f"{'recorded' if recorded else 'kept, as it was recorded the same way:'} {path}, {episodes} episodes")
+    return 0
 
 
 def evaluate(args: Args) -> int:
