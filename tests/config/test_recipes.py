@@ -1,4 +1,4 @@
-"""Recipes resolve to openpi's values, field by field (reference-semantics 11); unknown names get a suggestion."""
+"""Recipes resolve to openpi's values, field by field; unknown names get a suggestion."""
 
 import dataclasses
 from pathlib import Path

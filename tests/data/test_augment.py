@@ -82,7 +82,7 @@ def test_geometry_equals_augmax(golden: dict[str, np.ndarray], case: str) -> Non
 
 
 def numpy_geometry(image: np.ndarray, center: np.ndarray, theta: float) -> np.ndarray:
-    """The same resampling, pixel by pixel in float64 (an independent spelling of reference-semantics 6.5a)."""
+    """The same resampling, pixel by pixel in float64 (independent of the code under test)."""
     height, width, _ = image.shape
     result = np.zeros(image.shape)
     for row in range(height):
@@ -112,7 +112,7 @@ def test_geometry_at_other_sizes(height: int, width: int) -> None:
 
 
 def colorsys_jitter(rgb: np.ndarray, brightness: float, contrast: float, hue: float) -> np.ndarray:
-    """One pixel through Python's own HSV (an independent spelling of reference-semantics 6.5b)."""
+    """One pixel through Python's own HSV (independent of the code under test)."""
     h, s, v = colorsys.rgb_to_hsv(*rgb.tolist())
     v = v * (1 + brightness) if brightness < 0 else v * (1 - brightness) + brightness
     slope = math.tan((contrast + 1) * math.pi / 4)

@@ -49,7 +49,7 @@ def test_chunk_batches_equal_openpi(dtype: str) -> None:
 
 
 def plain_statistics(batches: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """The same, spelled out dimension by dimension and batch by batch (reference-semantics 8.1)."""
+    """The same, spelled out dimension by dimension and batch by batch, independently."""
     dims = batches[0].shape[-1]
     result = {name: np.zeros(dims) for name in NAMES}
     flat = [batch.reshape(-1, dims) for batch in batches]
