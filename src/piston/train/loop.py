@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from piston.batch import Batch
-from piston.config.schema import RunConfig
+from piston.config.schema import ModelConfig, RunConfig
 from piston.data.augment import prepare
 from piston.data.loader import Loader
 from piston.model.flow import flow_loss
@@ -58,6 +58,7 @@ def train(run: RunConfig, console: Console | None = None) -> TrainResult:
     run, a loss that is not finite.
     """
     check_writers(run)
+    check_trainable(run.model)
     console, settings, device = console or Console(), run.train, find_device(run.train.device)
     with contextlib.ExitStack() as opened:
         experiment = opened.enter_context(open_experiment(run))
@@ -268,6 +269,15 @@ class StopSignal:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
         os.write(2, f"\n{self.received.name}: finishing this step and saving\n".encode())  # print is not reentrant
+
+
+def check_trainable(model: ModelConfig) -> None:
+    """Raises ValueError for a model that this loop would train otherwise than asked."""
+    if any(e.lora_attn or e.lora_ffn for e in (model.paligemma, model.action_expert)):
+        raise ValueError(
+            "the model asks for LoRA (lora_attn, lora_ffn), but training does not freeze the rest of it yet and would "
+            "fine-tune everything; expected None: leave LoRA out"
+        )
 
 
 def find_device(name: str) -> torch.device:
