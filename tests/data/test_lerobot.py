@@ -240,12 +240,13 @@ def test_unknown_column_and_camera_are_named(whole: Dataset) -> None:
         whole.image("top", 0)
 
 
-def _child(ds: Dataset, results: "multiprocessing.SimpleQueue[object]") -> None:
+def _child(ds: Dataset, results: Any) -> None:
     results.put(([code_of(ds.image(CAMERAS[0], row)) for row in (50, 3)], ds.column("action")[7].tolist()))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_another_process_reads_the_same(whole: Dataset, method: str) -> None:
+@pytest.mark.parametrize(("method", "name"), [("fork", "v3.0"), ("fork", "v3.0 images"), ("spawn", "v3.0")])
+def test_another_process_reads_the_same(made: Callable[[str], Path], method: str, name: str) -> None:
+    whole = open_dataset(made(name))
     whole.image(CAMERAS[0], 20)
     context: Any = multiprocessing.get_context(method)
     results = context.SimpleQueue()
@@ -287,6 +288,27 @@ def _add_orphans(root: Path) -> None:
 
 def _store_twice(root: Path) -> None:
     shutil.copy(root / "data/chunk-000/file-000.parquet", root / "data/chunk-000/file-009.parquet")
+
+
+def _wrap_index_columns(root: Path) -> None:
+    """Some converters store even scalars as lists of one."""
+
+    def edit(table: pa.Table) -> pa.Table:
+        for name in ("timestamp", "frame_index", "episode_index", "task_index", "gripper"):
+            at, old = table.column_names.index(name), table.column(name)
+            kind = pa.list_(table.schema.field(name).type)
+            table = table.set_column(at, name, pa.array([[value] for value in old.to_pylist()], kind))
+        return table
+
+    edit_table(root / "data/chunk-000/file-001.parquet", edit)
+
+
+def _split_an_episode(root: Path) -> None:
+    """The last five rows of episode 1 and the whole of episode 2 go to a file of their own, in other row groups."""
+    path = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.slice(22, 6), root / "data/chunk-000/file-005.parquet", row_group_size=4)
+    pq.write_table(table.slice(0, 22), path, row_group_size=5)
 
 
 def _shuffle_rows(root: Path) -> None:
@@ -352,6 +374,8 @@ TOLERATED: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "orphan rows": (_add_orphans, ["orphan-rows"]),
     "rows stored twice": (_store_twice, ["repeated-rows"] * 3),
     "rows out of order": (_shuffle_rows, []),
+    "scalars stored as lists": (_wrap_index_columns, []),
+    "an episode in two files": (_split_an_episode, ["wrong-file"]),
     "episodes listed twice": (_list_twice, ["repeated-episodes"]),
     "columns nobody declared": (_extra_columns, []),
     "a declared column that is not stored": (_declare_absent, ["absent-column"]),
@@ -410,6 +434,15 @@ def test_forms_of_the_task_table(form: str, copied: Callable[[str], Path]) -> No
     else:
         pq.write_table(pa.table({"task": list(TASKS)}), path)
     check_rows(open_dataset(root))
+
+
+def test_task_texts_of_any_script(copied: Callable[[str], Path]) -> None:
+    """Written without escapes, as LeRobot does; a line separator inside a text ends no line of JSON."""
+    root = copied("v2.0")
+    texts = ["pick\u2028up the 红色 cube", "décale-le"]
+    lines = (json.dumps({"task_index": n, "task": text}, ensure_ascii=False) for n, text in enumerate(texts))
+    (root / "meta/tasks.jsonl").write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode())
+    assert open_dataset(root).tasks == dict(enumerate(texts))
 
 
 def test_episode_numbers_may_have_gaps(copied: Callable[[str], Path]) -> None:
@@ -738,6 +771,23 @@ def test_a_damaged_line_loses_its_episode_only(copied: Callable[[str], Path]) ->
     assert open_dataset(root, bad_episodes="skip").episode_index.tolist() == [0, 1, 2, 3]
 
 
+def test_bytes_that_are_no_text_lose_their_line_only(copied: Callable[[str], Path]) -> None:
+    root = copied("v2.0")
+    path = root / "meta/episodes.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"episode_index": 2', b'"episode_index\xe5: 2'))
+    with pytest.raises(BadDataset, match="line 3"):
+        open_dataset(root)
+    assert open_dataset(root, bad_episodes="skip").episode_index.tolist() == [0, 1, 3, 4]
+
+
+def test_no_table_that_can_be_read(copied: Callable[[str], Path]) -> None:
+    root = copied("v3.0")
+    for path in root.glob("data/*/*.parquet"):
+        _cut(path, 0.5)
+    with pytest.raises(BadDataset, match=r"7 problem\(s\)"):  # two files, five episodes without rows
+        open_dataset(root, bad_episodes="skip")
+
+
 def test_without_task_texts_only_prompts_are_lost(copied: Callable[[str], Path]) -> None:
     root = copied("v3.0")
     (root / "meta/tasks.parquet").unlink()
@@ -768,6 +818,11 @@ def _no_info(root: Path) -> None:
     (root / "meta/info.json").unlink()
 
 
+def _no_chunks(root: Path) -> None:
+    edit_json(root / "meta/info.json", codebase_version="v2.0", chunks_size=0)
+    write_lines(root / "meta/episodes.jsonl", [])
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "version 1.6": (lambda r: edit_json(r / "meta/info.json", codebase_version="v1.6"), "'v1.6'.*converters"),
     "a later version": (lambda r: edit_json(r / "meta/info.json", codebase_version="v4.0"), "'v4.0'.*newer"),
@@ -777,6 +832,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "info.json that is no JSON": (lambda r: (r / "meta/info.json").write_text("{"), "not JSON"),
     "fps 0": (lambda r: edit_json(r / "meta/info.json", fps=0), "frame rate is not a number: 0"),
     "fps as text": (lambda r: edit_json(r / "meta/info.json", fps="30"), "frame rate is not a number: '30'"),
+    "chunks that are no number": (
+        _no_chunks,
+        "`chunks_size`"
+    ),
     "no features": (lambda r: edit_json(r / "meta/info.json", features={}), "describes no features"),
     "an unknown placeholder": (
         lambda r: edit_json(r / "meta/info.json", video_path="videos/{camera}.mp4"), "cannot be filled in.*camera"

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from piston.data.episodes import REWRITE, EpisodeTable, as_integers, some
-from piston.data.layout import INDEX_COLUMNS, Layout
+from piston.data.layout import FPS_DIGITS, INDEX_COLUMNS, Layout
 from piston.data.problems import Problem, Severity
 
 
@@ -43,7 +43,7 @@ class _Checks:
         stored = self.table.columns["timestamp"][self.table.rows]
         grid = self.frame / self.layout.fps
         slack = np.spacing(grid.astype(np.float32)) if stored.dtype.itemsize < 8 else 0.0
-        off = ~(np.abs(stored - grid) <= tolerance_s + slack)
+        off = ~(np.abs(stored - grid) <= tolerance_s + slack + FPS_DIGITS * grid)
         for e, row in self._first(off):
             times = stored[self.table.starts[e] : self.table.starts[e + 1]].astype(np.float64)
             step = float(np.median(np.diff(times))) if len(times) > 1 else 0.0

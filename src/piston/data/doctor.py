@@ -4,6 +4,7 @@ Errors are what `open_dataset` refuses. Warnings and notes are judgements on its
 actions that are deltas already, frozen cameras, spare frames, orphan files, missing statistics, slow videos.
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from piston.data.layout import INDEX_COLUMNS, Layout
 from piston.data.lerobot import inspect_dataset
 from piston.data.problems import BadDataset, Problem
 from piston.data.tables import TableFault, open_table
+from piston.data.video import VideoFault, VideoIndex
 
 _SAMPLED_ROWS = 200_000  # rows from which values are judged
 _SAMPLED_EPISODES, _SAMPLED_FRAMES = 3, 12  # episodes and consecutive frames decoded per camera
@@ -252,6 +254,15 @@ def _padding(ds: Dataset, horizon: int) -> Iterator[Problem]:
 # ── videos and images ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _indexes(ds: Dataset, files: tuple[Path, ...]) -> dict[Path, VideoIndex]:
+    """Indexes of the files that can be read; the others are reported already."""
+    indexes = {}
+    for path in files:
+        with contextlib.suppress(VideoFault):
+            indexes[path] = ds.video_index(path)
+    return indexes
+
+
 def _rates(ds: Dataset) -> Iterator[Problem]:
     """Frame rates that cameras declare for themselves."""
     for key in ds.image_keys:
@@ -273,8 +284,8 @@ def _spare_frames(ds: Dataset) -> Iterator[Problem]:
             files, file, frame = ds.video_frames(key, ds.episode_starts[1:] - 1)
             for n, last in zip(file.tolist(), frame.tolist(), strict=True):
                 claimed[files[n]] = max(claimed.get(files[n], 0), last + 1)
-        spare = {path: ds.video_index(path).count - end for path, end in claimed.items()}
-        spare = {path: count for path, count in spare.items() if count > 0}
+        indexes = _indexes(ds, tuple(claimed))
+        spare = {path: index.count - claimed[path] for path, index in indexes.items() if index.count > claimed[path]}
         if spare:
             path = max(spare, key=lambda path: spare[path])
             what = "videos go on after their last episode"
@@ -287,7 +298,7 @@ def _spare_frames(ds: Dataset) -> Iterator[Problem]:
 def _access(ds: Dataset) -> Iterator[Problem]:
     """Storage that makes reading one frame dear."""
     for key in ds.image_keys:
-        gops = [ds.video_index(path).longest_gop for path in ds.video_files(key)[:20]]
+        gops = [index.longest_gop for index in _indexes(ds, ds.video_files(key)[:20]).values()]
         if gops and max(gops) > _LONG_GOP:
             what, value = "keyframes are far apart", f"up to {max(gops)} frames"
             fix = "reading one frame decodes all since the keyframe: build a frame cache, or encode with g=2"

@@ -180,12 +180,11 @@ class _Finder:
         """Position of every row's episode, -1 for rows of no known episode."""
         layout = self.layout
         said = as_integers(self.columns["episode_index"]) if "episode_index" in self.columns else None
-        numbers = said
+        numbers = np.empty(0, np.int64) if said is None else said  # no data file can be read: there are no rows
         if layout.file_episode is not None:
             numbers = layout.file_episode[self.file_of_row]
             if said is not None and (said != numbers).any():
                 self._strangers(said, numbers)
-        assert numbers is not None
         position = np.searchsorted(layout.number, numbers).astype(np.int64)
         inside = np.minimum(position, len(layout.number) - 1)
         known = layout.number[inside] == numbers if len(layout.number) else np.zeros(len(numbers), bool)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-LIMIT = 16  # open files per thread: a decoder for 480×640 video holds 5-20 MB
+LIMIT = 32  # open files per thread: a decoder of 480×640 video holds some 3 MB, of long GOPs with B-frames up to 10
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """What a data set says about itself, in one form for every LeRobot version; nothing is checked against its files."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from jaxtyping import Float64, Int64
 
 from piston.data.problems import Problem
 
+FPS_DIGITS = 2e-6  # info.json rounds 30000/1001 to 29.97: that much of a second per second is no fault
 INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
 
@@ -48,9 +50,11 @@ class Layout:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
     def shape(self, key: str) -> tuple[int, ...] | None:
-        """Declared shape of a column; None for index columns (scalars) and undeclared ones."""
+        """Declared shape of a column: () for index columns, whatever is declared; None for undeclared ones."""
         declared = self.features.get(key, {}).get("shape")
-        if key in INDEX_COLUMNS or declared is None:
+        if key in INDEX_COLUMNS:
+            return ()
+        if declared is None:
             return None
         return tuple(int(n) for n in declared) if isinstance(declared, list | tuple) else (int(declared),)
 
@@ -71,8 +75,11 @@ def image_size(feature: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def is_depth(feature: dict[str, Any]) -> bool:
-    """Whether a camera feature is a depth map, by any of the places where the versions say so."""
+    """Whether a camera feature is a depth map: said so in any place the versions have, or grey of 10 bits and more."""
     for details in (feature, feature.get("info"), feature.get("video_info")):
-        if isinstance(details, dict) and (details.get("video.is_depth_map") or details.get("is_depth_map")):
+        if not isinstance(details, dict):
+            continue
+        deep_grey = re.match(r"gray1\d", str(details.get("video.pix_fmt", "")))
+        if details.get("video.is_depth_map") or details.get("is_depth_map") or deep_grey:
             return True
     return False

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from piston.data.contents import check_contents
 from piston.data.dataset import Dataset
 from piston.data.episodes import checked_columns, find_episodes
 from piston.data.layout import INDEX_COLUMNS, Layout, Placement, is_depth
+from piston.data.meta import json_lines, read_tasks
 from piston.data.problems import BadDataset, Problem, Severity, file_fault
-from piston.data.tables import TableFault, open_table, read_parts
+from piston.data.tables import TableFault, read_parts, read_table
 from piston.data.tracks import place_videos
 
 __all__ = ["Dataset", "Inspection", "inspect_dataset", "open_dataset", "read_layout"]
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 _LOGGED = 100  # problems written to the log
-_TASKS = "meta/tasks.parquet"
 
 
 def open_dataset(
@@ -145,7 +144,7 @@ def read_layout(root: Path, cameras: Sequence[str] | None = None) -> Layout:
         info=info,
         fps=float(fps),
         features=features,
-        tasks=_read_tasks(root, version, problems),
+        tasks=read_tasks(root, version, problems),
         number=np.array(episodes.number, np.int64),
         length=np.array(episodes.length, np.int64),
         episode_tasks=tuple(episodes.tasks),
@@ -246,65 +245,6 @@ def _cameras(
     return [key for key in usable if wanted is None or key in wanted]
 
 
-def _read_tasks(root: Path, version: str, problems: list[Problem]) -> dict[int, str]:
-    """Task texts by number, from tasks.parquet (text in a column or the pandas index, of any name) or tasks.jsonl."""
-    names = ("tasks.parquet", "tasks.jsonl") if version == "v3.0" else ("tasks.jsonl", "tasks.parquet")
-    found = next((root / "meta" / name for name in names if (root / "meta" / name).exists()), None)
-    if found is None:
-        fix = "restore the file; without texts, turn data.prompt_from_task off and give data.default_prompt"
-        what, file = "table of tasks is missing", f"meta/{names[0]}"
-        problems.append(Problem("error", "missing-tasks", what, "no such file", "task texts", fix, file=file))
-        return {}
-    if found.suffix == ".jsonl":
-        return {int(line["task_index"]): str(line["task"]) for line in _lines(found, ("task_index", "task"), problems)}
-    try:
-        with open_table(found) as file:
-            table = file.read()
-    except TableFault as error:
-        problems.append(error.fault.problem(file=f"meta/{found.name}"))
-        return {}
-    return _task_texts(table, problems)
-
-
-def _task_texts(table: pa.Table, problems: list[Problem]) -> dict[int, str]:
-    kinds = {field.name: field.type for field in table.schema}
-    texts = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
-    numbers = [name for name, kind in kinds.items() if pa.types.is_integer(kind)]
-    if not texts:
-        what, fix = "table of tasks has no texts", "write it again with the text as index or as column `task`"
-        expected = "a column of texts"
-        problems.append(Problem("error", "missing-tasks", what, f"columns {sorted(kinds)}", expected, fix, file=_TASKS))
-        return {}
-    text = "task" if "task" in texts else texts[0]
-    number = "task_index" if "task_index" in numbers else (numbers or [None])[0]
-    index = range(table.num_rows) if number is None else table.column(number).to_pylist()
-    return {int(n): str(task) for n, task in zip(index, table.column(text).to_pylist(), strict=True) if n is not None}
-
-
-def _lines(path: Path, keys: tuple[str, ...], problems: list[Problem]) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file; a line that is none, or lacks a key, becomes a problem."""
-    name = f"meta/{path.name}"
-    fault = file_fault(path, "metadata")
-    if fault is not None:
-        problems.append(fault.problem(file=name))
-        return []
-    objects = []
-    for n, line in enumerate(path.read_text("utf-8-sig").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError:
-            value = None
-        if isinstance(value, dict) and all(key in value for key in keys):
-            objects.append(value)
-            continue
-        what, fix = "line is cut short or damaged", "restore the file; the recorder may have been stopped"
-        expected = f"a JSON object with {', '.join(keys)}"
-        problems.append(Problem("error", "bad-json", what, f"line {n}: {line[:60]!r}", expected, fix, file=name))
-    return objects
-
-
 @dataclass
 class _Episodes:
     """What the metadata say of the episodes, sorted by number."""
@@ -333,8 +273,11 @@ def _once(rows: list[dict[str, Any]], file: str, problems: list[Problem]) -> lis
 def _episodes_v2(root: Path, info: dict[str, Any], video_keys: Sequence[str], problems: list[Problem]) -> _Episodes:
     """v2.0 and v2.1: meta/episodes.jsonl, one table and one video per camera and episode."""
     path = root / "meta" / "episodes.jsonl"
-    rows = _once(_lines(path, ("episode_index",), problems), "meta/episodes.jsonl", problems)
-    chunk = int(info.get("chunks_size") or 1000)
+    rows = _once(json_lines(path, ("episode_index",), problems), "meta/episodes.jsonl", problems)
+    chunk = info.get("chunks_size", 1000)
+    if not isinstance(chunk, int) or chunk < 1:
+        fix = "correct it; LeRobot writes 1000"
+        raise _refused(root, "chunks-size", "`chunks_size` is no number of episodes", repr(chunk), "at least 1", fix)
     number = [int(row["episode_index"]) for row in rows]
 
     def files(template: str, **names: str) -> list[Path]:
@@ -365,15 +308,11 @@ def _episodes_v3(root: Path, info: dict[str, Any], video_keys: Sequence[str], pr
         )
     for shard in shards:
         try:
-            with open_table(shard) as file:
-                names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
-                rows += [row for row in file.read(columns=names).to_pylist() if row.get("episode_index") is not None]
+            table, _, _ = read_table(shard, lambda name: not name.startswith("stats/"))
         except TableFault as error:
             problems.append(error.fault.problem(file=str(shard.relative_to(root))))
-        except (pa.ArrowInvalid, OSError) as error:
-            what, fix = "table of episodes cannot be read", "it is damaged: restore it"
-            where = str(shard.relative_to(root))
-            problems.append(Problem("error", "unreadable-table", what, str(error), "whole data", fix, file=where))
+            continue
+        rows += [row for row in table.to_pylist() if row.get("episode_index") is not None]
     rows = _once(rows, "meta/episodes", problems)
     data_files = _existing(root, info, "data_path")
     if not data_files:
@@ -423,7 +362,7 @@ def _length(row: dict[str, Any]) -> int:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(str(text) for text in value) if isinstance(value, list | tuple) else ()
+    return tuple(str(text) for text in ([value] if isinstance(value, str) else value or ()))
 
 
 def _template(root: Path, info: dict[str, Any], name: str) -> str:

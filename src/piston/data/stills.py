@@ -78,7 +78,13 @@ class StillTable:
         """The stored value of one row."""
         cell = _kept.find(self._name, key, row)
         if cell is None:
-            first, block = self._load(key, row)
+            try:
+                first, block = self._load(key, row)
+            except (pa.ArrowException, OSError) as error:
+                raise ValueError(
+                    f"images cannot be read: column `{key}`, row {row} of {self._path} ({error}), expected whole "
+                    "column data; the file is damaged: copy it again, or leave its episodes out (bad_episodes=skip)"
+                ) from error
             _kept.keep(self._name, key, first, block)
             cell = block[row - first]
         return cell

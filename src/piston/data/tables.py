@@ -3,7 +3,7 @@
 Images stored in the tables are not read here (see stills.py): the memory held is that of the low-dimensional columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ def open_table(path: Path, *, buffer_size: int = 0) -> pq.ParquetFile:
         raise TableFault(path, fault)
     try:
         return pq.ParquetFile(path, buffer_size=buffer_size, pre_buffer=False)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         fault = Fault(
             "unreadable-table",
             "parquet file cannot be opened",
@@ -44,6 +44,28 @@ def open_table(path: Path, *, buffer_size: int = 0) -> pq.ParquetFile:
             "a complete parquet file",
             "its writer was stopped before the footer was written, or the copy is incomplete: copy it again, or leave "
             "its episodes out (bad_episodes=skip)",
+        )
+        raise TableFault(path, fault) from error
+
+
+def read_table(path: Path, wanted: Callable[[str], bool]) -> tuple[pa.Table, int, frozenset[str]]:
+    """The wanted columns of a file, its number of rows, and the names of all of its columns. Raises TableFault."""
+    try:
+        with open_table(path) as table:
+            present = table.schema_arrow.names
+            names = [name for name in present if wanted(name)]
+            return (
+                table.read(columns=names, use_threads=False).select(names),
+                table.metadata.num_rows,
+                frozenset(present),
+            )
+    except (pa.ArrowException, OSError) as error:
+        fault = Fault(
+            "unreadable-table",
+            "parquet file cannot be read",
+            str(error).splitlines()[0],
+            "whole column data",
+            "the file is damaged: copy it again, or leave its episodes out (bad_episodes=skip)",
         )
         raise TableFault(path, fault) from error
 
@@ -62,22 +84,12 @@ class FilePart:
 def read_part(path: Path, shapes: Mapping[str, tuple[int, ...] | None]) -> FilePart:
     """Reads the wanted columns that the file has. A file that cannot be read gives no rows and a fault."""
     try:
-        with open_table(path) as table:
-            present = frozenset(table.schema_arrow.names)
-            names = [name for name in shapes if name in present]
-            data = table.read(columns=names, use_threads=False) if names else None
-            rows = table.metadata.num_rows
+        table, rows, present = read_table(path, shapes.__contains__)
     except TableFault as error:
         return FilePart(0, frozenset(), {}, {}, error.fault)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0]
-        fix = "the file is damaged: copy it again, or leave its episodes out (bad_episodes=skip)"
-        fault = Fault("unreadable-table", "parquet file cannot be read", reason, "whole column data", fix)
-        return FilePart(0, frozenset(), {}, {}, fault)
     columns, wrong = {}, {}
-    for name in names:
-        assert data is not None
-        values, bad = to_numpy(data.column(name), shapes[name])
+    for name in table.column_names:
+        values, bad = to_numpy(table.column(name), shapes[name])
         if values is not None:
             columns[name] = values
             if bad is not None:

@@ -17,12 +17,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from piston.data.episodes import EpisodeTable
-from piston.data.layout import Layout, Placement, image_size
+from piston.data.layout import FPS_DIGITS, Layout, Placement, image_size
 from piston.data.problems import Fault, Problem, Severity
 from piston.data.video import VideoFault, VideoIndex, index_video
 
 _DEMUXERS = 8  # threads: they wait for the disk more than they compute
-_FPS_DIGITS = 2e-6  # info.json rounds 30000/1001 to 29.97: that much of a second per second is no fault
 _DRIFT = 2e-3  # largest relative error of an offset that is taken for drift
 _REENCODE = "encode the video again, or leave the episode out (bad_episodes=skip)"
 
@@ -171,7 +170,7 @@ class _Camera:
         frames = np.array([0, length - 1]) if index.irregular is None else np.arange(length)
         due = self.place.start_s[e] + frames / self.layout.fps
         off = index.seconds(start + frames) - zero - due
-        allowed = self.tolerance_s + index.time_base / 2 + _FPS_DIGITS * due
+        allowed = self.tolerance_s + index.time_base / 2 + FPS_DIGITS * due
         at = int(np.argmax(np.abs(off) - allowed))
         return _Deviation(int(frames[at]), float(off[at]), bool(abs(off[at]) <= allowed[at]))
 
