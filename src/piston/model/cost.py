@@ -7,16 +7,17 @@ a multiplication or an addition of a matrix product; elementwise work is not cou
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from piston.config.schema import GemmaConfig, LoraConfig, ModelConfig
 
 Dead = Literal["skipped", "computed", "scanned"]
 """The last layer's prefix query, output projection and MLP, which a flow-only loss never reads: `skipped` (Piston),
-`computed` in forward and dropped by autograd (PyTorch ports), `scanned`: forward and backward (JAX's scanned layers)."""
+`computed` in forward and dropped by autograd (PyTorch ports), or `scanned`: both ways (JAX's scanned layers)."""
 
 FLOAT32, BFLOAT16 = 4, 2
-MODULES = ("siglip", "projector", "embedding", "gemma", "expert", "adarms", "heads")
+MODULES: tuple[str, ...] = ("siglip", "projector", "embedding", "gemma", "expert", "adarms", "heads")
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ class Flops:
         return self.model + self.recompute
 
 
-def linears(config: ModelConfig, dead: Dead = "skipped") -> list[Linear]:
+@lru_cache(maxsize=1024)
+def linears(config: ModelConfig, dead: Dead = "skipped") -> tuple[Linear, ...]:
     """Every weight matrix of the network with its rows per sample. Source: openpi models/{pi0,gemma,siglip,lora}.py."""
-    return [*_vision(config), *_joint(config, dead), *_heads(config)]
+    return (*_vision(config), *_joint(config, dead), *_heads(config))
 
 
 def _vision(config: ModelConfig) -> Iterator[Linear]:
@@ -205,7 +207,7 @@ def _vectors(config: ModelConfig) -> dict[str, int]:
 
 def parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters of each module; their sum is the model's."""
-    counts = dict.fromkeys(MODULES, 0)
+    counts: dict[str, int] = {module: 0 for module in MODULES}
     for item in linears(config):
         counts[item.module] += item.parameters
     for module, count in _vectors(config).items():
@@ -263,7 +265,7 @@ def flops_by_module(config: ModelConfig, dead: Dead = "skipped") -> dict[str, Fl
     return result
 
 
-BLOCK_MODULES = ("siglip", "gemma", "expert", "adarms")
+BLOCK_MODULES: tuple[str, ...] = ("siglip", "gemma", "expert", "adarms")
 
 
 def recompute(config: ModelConfig, dead: Dead = "skipped", *, prefix_last: bool = False) -> int:
