@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "piston"
-ROOMS = ["batch", "config", "demo", "data", "model", "train", "serve", "verify", "cli"]
+ROOMS = ["batch", "config", "demo", "data", "model", "train", "serve", "verify", "planning", "cli"]
 NEVER = {("model", "data"), ("model", "demo"), ("train", "demo"), ("verify", "demo"), ("config", "batch")}
 
 

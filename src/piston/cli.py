@@ -242,6 +242,20 @@ def evaluate(args: Args) -> int:
     return evaluate_command(args, "piston eval", Console())
 
 
+def plan(args: Args) -> int:
+    """plan [RECIPE|seed2] [options]: time, memory, data, cost and bottleneck of a run, before it starts."""
+    from piston.planning.command import plan_command
+
+    return plan_command(args, "piston plan", Console())
+
+
+def plan_backtest(args: Args) -> int:
+    """plan backtest: the planner's error against everything published, and against your own profiles."""
+    from piston.planning.command import backtest_command
+
+    return backtest_command(args, "piston plan backtest", Console())
+
+
 COMMANDS: dict[str, Callable[[Args], int]] = {
     "train": train,
     "recipes": recipes,
@@ -252,6 +266,8 @@ COMMANDS: dict[str, Callable[[Args], int]] = {
     "data check": data_check,
     "data stats": data_stats,
     "data demo": data_demo,
+    "plan": plan,
+    "plan backtest": plan_backtest,
     "eval": evaluate,
 }
 
@@ -285,7 +301,7 @@ def main(argv: Args | None = None) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         usage(Console())
         sys.exit(0)
-    if argv[0] in groups and argv[1:2] in ([], ["-h"], ["--help"]):
+    if argv[0] in groups - COMMANDS.keys() and argv[1:2] in ([], ["-h"], ["--help"]):
         usage(Console(), argv[0])
         sys.exit(0)
     if argv[0] == "--version":
