@@ -17,6 +17,7 @@ from make_sets import (
     X264_B,
     Spec,
     code_frame,
+    edit_episode,
     edit_json,
     edit_table,
     make_set,
@@ -159,6 +160,18 @@ def test_spare_frames_and_orphan_files(root: Path) -> None:
     assert "up to 3 frames" in found["spare-frames"].value
     assert "file-007.mp4" in found["orphan-files"].value
     assert "staging-images" in findings(root, "note")
+
+
+def test_an_offset_between_keyframes(tmp_path: Path) -> None:
+    """The last episode is stated one frame late where the file has frames to spare: only its keyframe gives it away."""
+    root = make_set(tmp_path / "set", Spec(cameras=CAMERAS[:1], video_episodes=((5,),)))
+    episodes = [[code_frame(0, e, i) for i in range(length)] for e, length in enumerate(Spec().lengths)]
+    path = root / f"videos/{CAMERAS[0]}/chunk-000/file-000.mp4"
+    write_video(path, [*episodes, [code_frame(0, 9, i) for i in range(3)]], 10, options=X264_B)
+    assert "off-keyframe" not in findings(root)
+    edit_episode(root, 4, **{f"videos__{CAMERAS[0]}__from_timestamp": 4.7})
+    found = findings(root)["off-keyframe"]
+    assert (found.episode, found.value) == (4, "frame 47")
 
 
 def test_metadata_that_contradicts_itself(root: Path) -> None:

@@ -71,7 +71,7 @@ def check(root: Path, *, horizon: int = 50, decode: bool = True) -> Report:
     found = [*inspection.problems, *_totals(layout), *_files(layout), *_statistics(layout)]
     if ds is not None:
         found += [*_tasks(ds), *_values(ds), *_actions(ds), *_padding(ds, horizon)]
-        found += [*_rates(ds), *_spare_frames(ds), *_access(ds), *(_pictures(ds) if decode else ())]
+        found += [*_rates(ds), *_spare_frames(ds), *_starts(ds), *_access(ds), *(_pictures(ds) if decode else ())]
     order = {"error": 0, "warning": 1, "note": 2}
     return Report(str(root), horizon, tuple(sorted(found, key=lambda problem: order[problem.severity])))
 
@@ -293,6 +293,27 @@ def _spare_frames(ds: Dataset) -> Iterator[Problem]:
             fix = "the first frames are used; if rows were thinned out, pictures and actions do not match: look at them"
             name = str(path.relative_to(ds.root))
             yield Problem("warning", "spare-frames", what, value, "as many frames as rows", fix, file=name, camera=key)
+
+
+def _starts(ds: Dataset) -> Iterator[Problem]:
+    """Episodes that begin between keyframes, in a set whose episodes begin on one: their offset may be off."""
+    for key in ds.image_keys if ds.version == "v3.0" else ():
+        if not ds.video_files(key):
+            continue
+        files, file, frame = ds.video_frames(key, ds.episode_starts[:-1])
+        indexes = _indexes(ds, files)
+        off = [
+            (int(ds.episode_index[e]), int(start), files[int(n)])
+            for e, (n, start) in enumerate(zip(file, frame, strict=True))
+            if files[int(n)] in indexes and not indexes[files[int(n)]].is_keyframe(int(start))
+        ]
+        if 0 < len(off) <= max(1, ds.num_episodes // 10):
+            for episode, start, path in off:
+                what, fix = "episode begins between keyframes", "compare its first pictures with its rows"
+                value, name = f"frame {start}", str(path.relative_to(ds.root))
+                yield Problem(
+                    "warning", "off-keyframe", what, value, "a keyframe, as others do", fix, name, episode, key
+                )
 
 
 def _access(ds: Dataset) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ says so.
 """
 
 import itertools
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from piston.data.episodes import EpisodeTable
 from piston.data.layout import FPS_DIGITS, Layout, Placement, image_size
 from piston.data.problems import Fault, Problem, Severity
 from piston.data.video import VideoFault, VideoIndex, index_video
+
+logger = logging.getLogger(__name__)
 
 _DEMUXERS = 8  # threads: they wait for the disk more than they compute
 _DRIFT = 2e-3  # largest relative error of an offset that is taken for drift
@@ -44,6 +47,7 @@ def place_videos(
     if not check:
         return tracks, {}, []
     used = sorted({path for place in layout.videos.values() for path in place.files})
+    logger.info("%s: demuxing %d videos", layout.root, len(used))
     with ThreadPoolExecutor(_DEMUXERS) as pool:
         outcomes = dict(zip(used, pool.map(_indexed, used), strict=True))
     indexes = {str(path): found for path, found in outcomes.items() if isinstance(found, VideoIndex)}

@@ -25,7 +25,7 @@ from piston.data import handles
 from piston.data.problems import Fault, file_fault
 
 # Codecs whose frames are stored in the order in which they are shown: the container's own table holds their timestamps.
-_STORED_IN_ORDER = frozenset({"av1", "vp8", "vp9", "mjpeg"})
+_STORED_IN_ORDER = frozenset({"av1", "vp9", "mjpeg"})
 _REORDER = 4  # frames a decoder may hold back: a seek costs about this many more than it shows
 
 
@@ -97,7 +97,9 @@ class VideoIndex:
 
     def is_keyframe(self, number: int) -> bool:
         """Whether decoding can start at this frame."""
-        return self.pts_at(number) in self.key_pts
+        pts = self.pts_at(number)
+        at = int(np.searchsorted(self.key_pts, pts))
+        return at < len(self.key_pts) and int(self.key_pts[at]) == pts
 
 
 def index_video(path: Path | str) -> VideoIndex:
