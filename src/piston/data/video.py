@@ -119,7 +119,7 @@ def index_video(path: Path | str) -> VideoIndex:
                 if packets is not None:
                     return _index(path, stream, packets)
     except FFmpegError as error:
-        raise VideoFault(str(path), _unreadable(str(error))) from error
+        raise VideoFault(str(path), _unreadable(error.strerror or str(error))) from error
     raise AssertionError("unreachable: packets can always be read")
 
 
@@ -287,7 +287,7 @@ class Decoder:
             self._container = _open(index.path)
             self._stream = _video_stream(self._container, Path(index.path))
         except FFmpegError as error:
-            raise VideoFault(index.path, _unreadable(str(error))) from error
+            raise VideoFault(index.path, _unreadable(error.strerror or str(error))) from error
         self._reformatter = VideoReformatter()
         self._frames: Iterator[VideoFrame] = iter(())
         self._shown: int | None = None  # number of the last frame the decoder gave out
@@ -313,7 +313,7 @@ class Decoder:
                     self._seek(earlier)
                 return self._rgb(self._decode_to(number), number)
             except FFmpegError as error:
-                reason = str(error)
+                reason = error.strerror or str(error)
             except _DamagedFrame as error:
                 reason = str(error)
         raise self._undecodable(number, reason)
