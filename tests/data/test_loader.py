@@ -1,7 +1,12 @@
 """The same batches for any number of workers; every failure says which sample it was."""
 
 import dataclasses
+import multiprocessing
+import os
+import signal
+import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,7 +155,7 @@ def test_a_worker_that_dies_is_an_error_with_its_sample_numbers() -> None:
     first = number // 8 * 8
     with loader(ds, num_workers=2) as batches, pytest.raises(ValueError) as caught:
         list(islice(batches, 20))
-    assert f"sample numbers {first} to {first + 7}" in str(caught.value)
+    assert f"was killed by SIGKILL while making sample numbers {first} to {first + 7}" in str(caught.value)
     assert "--data.num-workers 0" in str(caught.value)
 
 
@@ -182,3 +187,43 @@ def test_scalar_columns_and_defaults_fit_any_robot() -> None:
         batch = next(batches)
     assert batch.actions.shape == (8, 5, 6)
     assert not batch.observation.image_masks.any()
+
+
+def main_that_dies(folder: Path) -> None:
+    with loader(num_workers=2) as batches:
+        next(batches)
+        assert batches.maker.progress is not None
+        while not batches.maker.progress[:, 0].all():
+            time.sleep(0.01)
+        (folder / "pids").write_text(" ".join(map(str, batches.maker.progress[:, 0].tolist())))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_do_not_outlive_a_main_process_that_is_killed(tmp_path: Path) -> None:
+    main = multiprocessing.get_context("forkserver").Process(target=main_that_dies, args=(tmp_path,))
+    main.start()
+    main.join(60)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert gone(pids, seconds=10)
+
+
+def test_a_first_sigterm_does_not_end_a_worker_but_closing_does() -> None:
+    with loader(num_workers=1) as batches:
+        next(batches)
+        assert batches.maker.progress is not None
+        pid = int(batches.maker.progress[0, 0])
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+        for _ in range(6):
+            next(batches)
+    assert gone([pid], seconds=5)
+
+
+def gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -8,9 +8,10 @@ its randomness from `draws.py`; so a worker needs nothing but the number of a ba
 import math
 import multiprocessing
 import os
-import re
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,7 +309,7 @@ class Loader:
             collate_fn=_as_is,
             pin_memory=self._pin,
             multiprocessing_context=_start_method(),
-            worker_init_fn=_outlive_signals,
+            worker_init_fn=_worker_manners,
             generator=torch.Generator(),  # leaves torch's global generator alone
         )
         return _MultiProcessingDataLoaderIter(batches)
@@ -316,26 +317,39 @@ class Loader:
     def _from_workers(self, workers: _MultiProcessingDataLoaderIter) -> Packed | Failure:
         try:
             return next(workers)
-        except RuntimeError as error:
-            if "DataLoader worker" in str(error) and "pid" in str(error):
-                raise ValueError(self._obituary(str(error))) from error
-            raise
+        except (RuntimeError, EOFError, OSError) as error:  # a death shows as any of them
+            dead = _dead_workers(workers)
+            if not dead:
+                raise
+            raise ValueError(self._obituary(dead)) from error
 
-    def _obituary(self, message: str) -> str:
-        """What a dead worker was doing. Torch's message names its process id."""
+    def _obituary(self, dead: dict[int, int]) -> str:
+        """What dead workers (process id → exit code) were doing."""
         assert self.maker.progress is not None
-        working_on = dict(self.maker.progress.tolist())
-        dead = [int(pid) for pid in re.findall(r"\d+", message)]
-        firsts = [working_on[pid] for pid in dead if pid in working_on]
-        size = self.maker.batch_size
-        what = ", ".join(f"sample numbers {first} to {first + size - 1}" for first in firsts) or "its first batch"
+        working_on, size = dict(self.maker.progress.tolist()), self.maker.batch_size
+        lives = []
+        for pid, code in dead.items():
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            first = working_on.get(pid)
+            what = "its first batch" if first is None else f"sample numbers {first} to {first + size - 1}"
+            lives.append(f"{pid} {how} while making {what}")
         shm = Path("/dev/shm")
         free = f"; /dev/shm has {shutil.disk_usage(shm).free / 2**20:.0f} MiB free" if shm.exists() else ""
         return (
-            f"a loader process died while making {what}: {message.strip()}; expected it to outlive the run. Usual "
-            f"causes: out of memory (see `dmesg`), or shared memory too small{free}. Lower --data.num-workers or "
-            "--data.prefetch, or run with --data.num-workers 0 to see the error where it happens"
+            f"loader process {', '.join(lives)}; expected it to outlive the run. Usual causes: out of memory (see "
+            f"`dmesg`), or shared memory too small{free}. Lower --data.num-workers or --data.prefetch, or run with "
+            "--data.num-workers 0 to see the error where it happens"
         )
+
+
+def _dead_workers(workers: _MultiProcessingDataLoaderIter) -> dict[int, int]:
+    """Process id → exit code of the workers that are gone. A moment's patience: pipes break before a death is known."""
+    for _ in range(20):
+        dead = {w.pid: w.exitcode for w in workers._workers if w.exitcode is not None}
+        if dead:
+            return dead
+        time.sleep(0.05)
+    return {}
 
 
 def _assemble(tensors: dict[str, Tensor]) -> Batch:
@@ -362,12 +376,24 @@ def _start_method() -> str:
     return "forkserver"
 
 
-def _outlive_signals(_: int) -> None:
-    """Ctrl-C and SIGTERM often reach every process of the run: the main one decides when it ends, and saves first."""
+def _worker_manners(_: int) -> None:
+    """Ctrl-C and SIGTERM often reach every process of the run: the main one decides when it ends, and saves first.
+
+    A worker does not outlive its main process (torch's own watch looks at the fork server, which workers keep alive),
+    nor a SIGTERM by more than GRACE_S.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave_soon)
+    threading.Thread(target=_leave_with_main, daemon=True).start()
 
 
 def _leave_soon(_: int, __: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.alarm(GRACE_S)
+
+
+def _leave_with_main() -> None:
+    main = multiprocessing.parent_process()
+    assert main is not None
+    main.join()
+    os._exit(1)

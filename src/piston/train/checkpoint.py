@@ -264,7 +264,10 @@ class Experiment:
         keep, period = self.run.train.keep_last, self.run.train.keep_period
         for old in whole_checkpoints(self.directory)[:-keep]:
             if period is None or old.step % period != 0:
-                _remove(old.path)
+                try:
+                    _remove(old.path)
+                except OSError as error:
+                    log.warning("could not delete the old checkpoint %s (%s); delete it yourself", old.path, error)
 
 
 @contextlib.contextmanager

@@ -186,7 +186,8 @@ class Metrics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
         for writer in self._writers:
             writer.close()
 
