@@ -1,4 +1,4 @@
-"""How far to trust the plan: its error against everything published that it can be compared with, and the bands from it."""
+"""How far to trust the plan: its error against everything published, and the bands that come from it."""
 
 import dataclasses
 import json
@@ -96,13 +96,15 @@ def predicted_memory(row: Memory, *, share: float | None = None) -> float:
     config = reshaped(_lora(base) if row.lora else base, row.cameras, row.text, row.horizon)
     jax = row.style.startswith("jax")
     total, trained = total_parameters(config), trained_parameters(config)
+    checkpointed = (1.0 if jax or row.style == "fsdp" else 0.0) if share is None else share
     resident = row.style != "jax transient"
     shards = 8 if row.style == "fsdp" else 1
     settings = {
         "parameters": total, "trained": trained - (0 if jax else dead_parameters(config)), "ema": int(row.ema),
         "weight_shards": shards, "optimizer_shards": shards, "gradient_shards": shards,
-        "gradients": int(resident), "single_unit": 0, "block_units": int(shards > 1), "buckets": int(row.style == "ddp stock"),
-        "compute_bytes": 2, "casts": 0 if jax or shards > 1 else 1, "share": (1.0 if jax or shards > 1 else 0.0) if share is None else share,
+        "gradients": int(resident), "single_unit": 0, "block_units": int(shards > 1),
+        "buckets": int(row.style == "ddp stock"),
+        "compute_bytes": 2, "casts": 0 if jax or shards > 1 else 1, "share": checkpointed,
         "cameras": row.cameras, "text": row.text, "horizon": row.horizon, "samples": row.samples,
     }  # fmt: skip
     units = unit_quadratics(config, kernels="xla" if jax else "stock")
@@ -112,7 +114,7 @@ def predicted_memory(row: Memory, *, share: float | None = None) -> float:
 
 
 def memory_errors() -> list[Error]:
-    """Peak per GPU. Requirements of a README, and runs whose checkpointing is not stated, are shown and do not count."""
+    """Peak per GPU. A README's requirements, and runs whose checkpointing is not stated, do not count."""
     result = []
     for row in MEMORIES:
         predicted: float | None = predicted_memory(row)
@@ -132,7 +134,7 @@ def _unchecked(row: Memory) -> float:
 
 
 def scaling_errors() -> list[Error]:
-    """Share of linear at 256 GPUs, recomputed from the two rates, against network-only prediction where steps are known."""
+    """Share of linear at 256 GPUs, recomputed from the two rates, against the network alone where steps are known."""
     result = []
     for row in SCALINGS:
         share = (row.rates[1] / row.gpus[1]) / (row.rates[0] / row.gpus[0])

@@ -57,13 +57,16 @@ def derived_stages(case: Case, costs: dict[str, Any], *, anchored: bool) -> list
     found = formulas.step_seconds(costs["flops"], merged)
     rate = merged["batch"] / found["step"]
     frame_set = (case.request.gb_per_hour or SEED_RATE.number) * GB / 3600 / case.request.fps
-    checkpoint = total_parameters(case.model) * (16 if case.ema else 12) / (case.request.storage_gbs * GB)
+    storage = case.request.storage_gbs * GB
+    checkpoint = total_parameters(case.model) * (16 if case.ema else 12) / storage
     stages = [
         Stage("host to device copy", found["copy"], "derived", True, _lever("h2d"), "uint8 images / PCIe"),
-        Stage("storage reads", merged["batch"] / case.nodes * frame_set / (case.request.storage_gbs * GB), "derived", True,
-              "cache at model resolution, local disks", f"{rate * frame_set / 1e6:.0f} MB/s for {rate:.0f} frame-sets/s"),
+        Stage("storage reads", merged["batch"] / case.nodes * frame_set / storage, "derived", True,
+              "cache at model resolution, local disks",
+              f"{rate * frame_set / 1e6:.0f} MB/s for {rate:.0f} frame-sets/s"),
         Stage("checkpoint, per step", checkpoint / case.save_interval, "derived", False,
-              "asynchronous saves, longer interval", f"{checkpoint:.0f} s every {case.save_interval} steps if it blocks"),
+              "asynchronous saves, longer interval",
+              f"{checkpoint:.0f} s every {case.save_interval} steps if it blocks"),
     ]  # fmt: skip
     moved = (
         merged["trained"] * (28 + 8 * merged["ema"]) / merged["optimizer_shards"]
@@ -76,7 +79,8 @@ def derived_stages(case: Case, costs: dict[str, Any], *, anchored: bool) -> list
                             "ring / link; already inside the efficiency"))  # fmt: skip
     if case.nodes > 1:
         stages.append(Stage("network between nodes, exposed", found["exposed"], "derived", False,
-                            "overlap, faster ports, larger batch per node", f"{found['network']:.3g} s in all"))  # fmt: skip
+                            "overlap, faster ports, larger batch per node",
+                            f"{found['network']:.3g} s in all"))  # fmt: skip
     if found["data"] > 0:
         stages.append(
             Stage("decode", found["data"], "derived", True, _lever("data"), "cameras × samples / (cores × rate)")
@@ -186,7 +190,7 @@ def levers(case: Case, costs: dict[str, Any], *, anchored: bool) -> Table:
     row("one node more", (case.nodes + 1) / case.nodes, "linear; see the scenarios for the band")
     products = _linear_share(case)
     row("fp8 in linear layers", 1 / (1 - products + products / 2),
-        f"upper bound: {products:.0%} of FLOPs at twice the rate, nothing else slows; changes the algorithm", "assumed")  # fmt: skip
+        f"upper bound: {products:.0%} of FLOPs at twice the rate; changes the algorithm", "assumed")  # fmt: skip
     return Table(("lever", "gain", "why"), tuple(rows), "Levers, one at a time")
 
 

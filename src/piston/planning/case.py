@@ -1,4 +1,4 @@
-"""A request with every blank filled in: recipe, catalogue, anchors and published efficiency made into one set of numbers."""
+"""A request with every blank filled in: recipe, catalogue, anchors and efficiency as one set of numbers."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ from piston.config.recipes import recipe
 from piston.config.schema import ModelConfig, require
 from piston.model.cost import Dead, dead_parameters, flops, total_parameters, trained_parameters
 from piston.planning.coefficients import flop_quadratics, reshaped, unit_quadratics
-from piston.planning.figure import Figure, assumed, derived, given, measured, quoted
-from piston.planning.formulas import executed_flops
+from piston.planning.figure import Figure, derived, given, measured, quoted
+from piston.planning.formulas import configure, executed_flops
 from piston.planning.gpus import Gpu, find_gpu
 from piston.planning.request import Kernels, Request, check_batch
 from piston.planning.throughput import Anchors, Efficiency, Fit, fit, published_efficiency, read_anchors
@@ -151,7 +151,8 @@ def read_calibration(path: Path) -> dict[str, Any]:
     schema = content.get("schema") if isinstance(content, dict) else None
     require(
         schema == CALIBRATION_SCHEMA,
-        f"calibration {path} has schema {schema!r}, expected {CALIBRATION_SCHEMA!r}; write it with `piston profile --json`",
+        f"calibration {path} has schema {schema!r}, expected {CALIBRATION_SCHEMA!r}; write it with `piston profile "
+        "--json`",
     )
     numbers = ("gpus", "batch", "cameras", "text", "horizon", "step_s")
     stages = content.get("stages_s")
@@ -193,61 +194,59 @@ def payload(case: Case) -> dict[str, Any]:
     return {"flops": flop_quadratics(case.model, case.dead), "units": units}
 
 
-def shards(case: Case, sharding: str | None = None) -> dict[str, float | int]:
-    """Over how many GPUs each part of the state is spread."""
-    policy = sharding or case.request.sharding
-    world = case.gpus * case.nodes
-    over = {"none": 1, "ddp": 1, "zero1": world, "fsdp": world, "hsdp": case.gpus}[policy]
-    whole = policy in ("fsdp", "hsdp")
-    return {
-        "weight_shards": over if whole else 1,
-        "gradient_shards": over if whole else 1,
-        "optimizer_shards": over,
-        "single_unit": int(whole and case.request.unit == "single"),
-        "block_units": int(whole and case.request.unit == "block"),
-        "buckets": int(policy == "ddp"),
-        "casts": 0 if whole else 1,
-    }
-
-
-def settings(case: Case, *, anchored: bool, **changes: Any) -> dict[str, Any]:
-    """The settings that `formulas.evaluate` reads. `anchored`: the anchors' efficiency and overhead, else published."""
-    request, gpu = case.request, case.gpu
+def choices(case: Case, *, anchored: bool) -> dict[str, Any]:
+    """What the user decides, as `formulas.configure` and the page's sliders know it."""
+    request = case.request
     efficiency = case.anchored if anchored and case.anchored is not None else case.efficiency
-    overhead = case.fit.overhead if anchored and case.fit is not None else case.overhead
-    trained = trained_parameters(case.model)
-    live = trained - (dead_parameters(case.model) if case.dead != "scanned" else 0)
-    network = request.network_gbs or gpu.network or 0.0
-    base: dict[str, Any] = {
+    return {
         "batch": case.batch,
         "gpus": case.gpus,
         "nodes": case.nodes,
         "cameras": len(case.model.cameras),
         "text": case.model.max_token_len,
         "horizon": case.model.action_horizon,
-        "share": SHARE[request.checkpointing],
-        "precision": f"{request.precision} {request.kernels}",
-        "compute_bytes": 2 if request.precision == "bfloat16" else 4,
-        "parameters": total_parameters(case.model),
-        "trained": live,
+        "precision": request.precision,
+        "kernels": request.kernels,
+        "checkpointing": request.checkpointing,
+        "sharding": request.sharding,
+        "unit": request.unit,
         "ema": int(case.ema),
         "gradients": int(request.gradients == "resident"),
-        "peak": gpu.peak(request.precision) * 1e12,
         "hfu": efficiency.value,
-        "overhead": overhead,
+        "overhead": case.fit.overhead if anchored and case.fit is not None else case.overhead,
         "overlap": case.figure("overlap", OVERLAP).number,
-        "network": max(network, 1e-9) * 1e9,
-        "pcie": gpu.pcie * 1e9,
-        "sample_bytes": 3 * case.model.image_size[0] * case.model.image_size[1],
+        "network": request.network_gbs or 0.0,
         "decode": 0.0 if request.cores is None else request.cores * case.figure("decode_rate", DECODE).number,
-        "capacity": case.capacity(),
-        "slack": case.slack(),
+        "usable": request.usable_gb or 0.0,
+        "slack": case.slack() / 1e9,
         "price": request.price or 0.0,
         "frames": 1.0,
-        "samples": case.per_gpu,
-        **shards(case),
     }
-    return base | changes
+
+
+def base_numbers(case: Case) -> dict[str, int]:
+    """What the model fixes: parameters, those with gradients, bytes of one camera image."""
+    trained = trained_parameters(case.model)
+    live = trained - (dead_parameters(case.model) if case.dead != "scanned" else 0)
+    pixels = case.model.image_size[0] * case.model.image_size[1]
+    return {"parameters": total_parameters(case.model), "trained": live, "sample_bytes": 3 * pixels}
+
+
+def machine(gpu: Gpu) -> dict[str, float]:
+    """A GPU as `formulas.configure` reads it."""
+    return {
+        "bfloat16": gpu.bfloat16, "float32": gpu.float32, "memory": gpu.memory, "network": gpu.network or 0.0,
+        "pcie": gpu.pcie, "link": gpu.link,
+    }  # fmt: skip
+
+
+def settings(case: Case, *, anchored: bool, choose: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The settings that `formulas` reads; `anchored`: the anchors' efficiency and overhead, else the published ones.
+
+    `choose` replaces choices (their names are `choices`'), `changes` the settings made from them.
+    """
+    chosen = choices(case, anchored=anchored) | (choose or {})
+    return configure(base_numbers(case), chosen, machine(case.gpu)) | changes
 
 
 def model_flops(case: Case) -> Figure:
@@ -265,6 +264,3 @@ def efficiency_figure(efficiency: Efficiency) -> Figure:
         return given(efficiency.value, "", efficiency.source)
     kind = measured if efficiency.kind == "measured" else quoted
     return kind(efficiency.value, "", efficiency.source, efficiency.low, efficiency.high)
-
-
-__all__ = ["Case", "assumed", "payload", "resolve", "settings", "shards"]

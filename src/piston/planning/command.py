@@ -33,7 +33,7 @@ def plan_command(args: list[str], prog: str, console: Console) -> int:
     def options(
         request: tyro.conf.OmitArgPrefixes[Request], output: tyro.conf.OmitArgPrefixes[Output]
     ) -> tuple[Request, Output]:
-        """Predicts time, memory, data, cost and bottleneck of a run before it starts. `piston plan RECIPE [options]`."""
+        """Predicts time, memory, data, cost and bottleneck of a run before it starts: `piston plan pi05_libero`."""
         return request, output
 
     request, output = tyro.cli(

@@ -1,4 +1,4 @@
-"""A printed number: its value, unit, kind (measured, derived, quoted, given, assumed), source and band. Or "not reported"."""
+"""A printed number: value, unit, kind (measured, derived, quoted, given, assumed), source and band."""
 
 import math
 from dataclasses import dataclass, field

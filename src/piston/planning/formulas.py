@@ -177,6 +177,73 @@ def step_seconds(flops, s):
     }  # fmt: skip
 
 
+def configure(base, u, gpu):
+    """Choices `u` on a machine `gpu` as the settings that the functions above read; `base`: the model's numbers."""
+    world = u["gpus"] * u["nodes"]
+    weights = 1
+    moments = 1
+    sharded = 0
+    if u["sharding"] == "zero1":
+        moments = world
+    if u["sharding"] == "fsdp":
+        weights = world
+        sharded = 1
+    if u["sharding"] == "hsdp":
+        weights = u["gpus"]
+        sharded = 1
+    share = 0
+    if u["checkpointing"] == "half":
+        share = 0.5
+    if u["checkpointing"] == "full":
+        share = 1
+    single = 0
+    if u["unit"] == "single":
+        single = sharded
+    buckets = 0
+    if u["sharding"] == "ddp":
+        buckets = 1
+    compute_bytes = 4
+    if u["precision"] == "bfloat16":
+        compute_bytes = 2
+    capacity = gpu["memory"] * 1e9
+    if u["usable"] > 0:
+        capacity = u["usable"] * 1e9
+    network = gpu["network"]
+    if u["network"] > 0:
+        network = u["network"]
+    return {
+        "batch": u["batch"], "gpus": u["gpus"], "nodes": u["nodes"], "cameras": u["cameras"], "text": u["text"],
+        "horizon": u["horizon"], "share": share, "precision": u["precision"] + " " + u["kernels"],
+        "compute_bytes": compute_bytes, "parameters": base["parameters"], "trained": base["trained"], "ema": u["ema"],
+        "gradients": u["gradients"], "peak": gpu[u["precision"]] * 1e12, "hfu": u["hfu"], "overhead": u["overhead"],
+        "overlap": u["overlap"], "network": max(network, 1e-9) * 1e9, "pcie": gpu["pcie"] * 1e9,
+        "sample_bytes": base["sample_bytes"], "decode": u["decode"], "capacity": capacity, "slack": u["slack"] * 1e9,
+        "price": u["price"], "frames": u["frames"], "samples": u["batch"] / world, "weight_shards": weights,
+        "gradient_shards": weights, "optimizer_shards": max(weights, moments), "single_unit": single,
+        "block_units": sharded - single, "buckets": buckets, "casts": 1 - sharded,
+    }  # fmt: skip
+
+
+def node_rate(flops, s):
+    """Samples per second of one node at its share of the batch, without any network between nodes."""
+    batch = s["batch"]
+    nodes = s["nodes"]
+    s["batch"] = batch / nodes
+    s["nodes"] = 1
+    rate = s["batch"] / step_seconds(flops, s)["step"]
+    s["batch"] = batch
+    s["nodes"] = nodes
+    return rate
+
+
+def days_on(rate, frames, nodes, share):
+    """Days on `nodes` nodes that each keep their batch, at `share` of linear."""
+    linear = 1
+    if nodes > 1:
+        linear = share
+    return days(frames, rate * nodes * linear)
+
+
 def evaluate(p, s):
     """All that the sliders move. `p`: FLOPs and units by precision; `s`: settings. See `plan.settings`."""
     stages = step_seconds(p["flops"], s)

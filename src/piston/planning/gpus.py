@@ -73,7 +73,8 @@ def find_gpu(name: str, **overrides: float | None) -> Gpu:
     if found is None:
         nearest = by_plain[difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.0)[0]]
         raise ValueError(
-            f"unknown GPU {name!r}; did you mean {nearest!r}? The catalogue has {', '.join(CATALOGUE)}; for another one "
+            f"unknown GPU {name!r}; did you mean {nearest!r}? The catalogue has {', '.join(CATALOGUE)}; for another "
+            "one "
             "take the nearest and give its own --peak-tflops, --memory-gb, --bandwidth-gbs and --link-gbs"
         )
     changes = {key: value for key, value in overrides.items() if value is not None}

@@ -94,12 +94,15 @@ def section() -> Section:
         )
         for m in models()
     ]
-    columns = ("model", "parameters", "data", "steps", "batch", "timesteps", "epochs", "hardware", "wall-clock", "control",
+    columns = ("model", "parameters", "data", "steps", "batch", "timesteps", "epochs", "hardware", "wall-clock",
+               "control",
                "source")  # fmt: skip
     notes = (
         "π0's batch is not published: its timesteps seen are a range, 700 k × the batch one believes in.",
-        "The OpenVLA trap: it reports 27 epochs and batch 2048 but no steps. Dividing 27 × 970 k demonstrations by 2048 gives "
-        "the often-quoted 12.8 k; a demonstration is a trajectory of many frames and the batch counts frames, so the steps "
+        "The OpenVLA trap: it reports 27 epochs and batch 2048 but no steps. Dividing 27 × 970 k demonstrations by "
+        "2048 gives "
+        "the often-quoted 12.8 k; a demonstration is a trajectory of many frames and the batch counts frames, so the "
+        "steps "
         "are larger by the frames per trajectory, which are not reported. The step count stays not reported.",
         "'unverified' marks what has not been checked against the paper.",
     )

@@ -135,9 +135,11 @@ def _throughput(case: Case, costs: dict[str, Any], bands: Bands) -> Section:
         ceiling, "samples/s", case.gpu.measured_source or f"datasheet peak, {case.gpu.source}"
     )
     notes = (
-        "HFU: share of the datasheet's dense peak that executed FLOPs reach, recomputation included, everything else in "
+        "HFU: share of the datasheet's dense peak that executed FLOPs reach, recomputation included, everything else "
+        "in "
         "the step counted against it.",
-        "Trainers differ more than machines do: without a measurement of your own the band is that of the published ones.",
+        "Trainers differ more than machines do: without a measurement of your own the band is that of the published "
+        "ones.",
     )
     return Section("throughput", "Throughput", figures, tuple(tables), notes)
 
@@ -200,6 +202,7 @@ def _day_band(case: Case, answer: Answer, bands: Bands, anchored: bool) -> tuple
 def _target(case: Case, answer: Answer, bands: Bands, anchored: bool) -> Section:
     low, high = _day_band(case, answer, bands, anchored)
     batch = case.batch // case.nodes * answer.nodes
+    contended = [answer.days * (1 + margin) for margin in seed2.WALL_MARGIN]
     figures = {
         "timesteps": derived(answer.frames, "frames", answer.how if answer.solved == "timesteps" else "steps × batch"),
         "nodes": derived(answer.nodes, "", answer.how if answer.solved == "nodes" else "given"),
@@ -208,9 +211,7 @@ def _target(case: Case, answer: Answer, bands: Bands, anchored: bool) -> Section
         "days": derived(answer.days, "days", answer.how, low, high),
         "GPU-hours": derived(answer.days * 24 * case.gpus * answer.nodes, "GPU·h", "days × GPUs",
                              low * 24 * case.gpus * answer.nodes, high * 24 * case.gpus * answer.nodes),
-        "days with contention": quoted(answer.days * (1 + seed2.WALL_MARGIN[0]), "days",
-                                       "wall-clock margin 25–50 %, sizing note (seed 2)", answer.days * (1 + seed2.WALL_MARGIN[0]),
-                                       answer.days * (1 + seed2.WALL_MARGIN[1])),
+        "days with contention": derived(contended[0], "days", "wall-clock margin 25–50 %, seed 2", *contended),
     }  # fmt: skip
     solved = f"Solved for {answer.solved}: {answer.how}."
     return Section("target", "Target", figures, (), (solved,))

@@ -12,7 +12,7 @@ SIZING = "π0.5 pre-training sizing note (seed 2)"
 
 @dataclass(frozen=True)
 class Rate:
-    """Samples per second and GPU of one system. None: not reported. `cameras`, `text`, `horizon`: what the model saw."""
+    """Samples per second and GPU of one system. None: not reported. The shape is what the model saw."""
 
     name: str
     system: str
@@ -126,7 +126,8 @@ SCALINGS = (
 )
 
 MEMORIES = (
-    Memory("sizing note, 64 per GPU", 45.7, 64, True, False, 3, 200, 50, False, "jax transient", "measured", True, SIZING,
+    Memory("sizing note, 64 per GPU", 45.7, 64, True, False, 3, 200, 50, False, "jax transient", "measured", True,
+           SIZING,
            "EMA off and gradients transient, as the note's own 39 GB implies"),
     Memory("OpenTau 4×A100, 6 per GPU, eager", 78.45 * 1.073741824, 6, True, False, 3, 200, 50, False, "ddp stock",
            "measured", True, NOTES, "float32 master and gradient buckets; 3 cameras and 200 text assumed"),
@@ -136,6 +137,6 @@ MEMORIES = (
            "openpi README ('> 22.5 GB')", "a GPU size that suffices, not a peak"),
     Memory("RLinf + Baige, one FSDP unit", 68.37 * 1.073741824, 32, True, False, 3, 200, 10, False, "fsdp", "measured",
            False, RLINF, "checkpointing, kernels and gather dtype not stated"),
-    Memory("RLinf + Baige, per-block units", 32.45 * 1.073741824, 32, True, False, 2, 200, 10, False, "fsdp", "measured",
-           False, RLINF, "checkpointing, kernels and gather dtype not stated"),
+    Memory("RLinf + Baige, per-block units", 32.45 * 1.073741824, 32, True, False, 2, 200, 10, False, "fsdp",
+           "measured", False, RLINF, "checkpointing, kernels and gather dtype not stated"),
 )  # fmt: skip

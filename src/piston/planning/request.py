@@ -1,4 +1,4 @@
-"""What is asked of the planner: one frozen dataclass, checked when it is built. `piston plan --help` prints its fields."""
+"""What is asked of the planner: one frozen dataclass, checked when it is built; `--help` prints its fields."""
 
 import dataclasses
 import math
@@ -142,7 +142,8 @@ class Request:
         )
         require(
             self.budget is None or self.price is not None,
-            f"--budget is {self.budget} but there is no --price; Piston ships no prices: give what a GPU-hour costs you, "
+            f"--budget is {self.budget} but there is no --price; Piston ships no prices: give what a GPU-hour costs "
+            "you, "
             "e.g. --price 2.5",
         )
         require(
@@ -151,7 +152,8 @@ class Request:
         )
         require(
             not (work and self.days is not None and self.nodes is not None),
-            f"--{work[0] if work else ''}, --days and --nodes are all given; two of them decide the third: leave one out",
+            f"--{work[0] if work else ''}, --days and --nodes are all given; two of them decide the third: leave one "
+            "out",
         )
 
 

@@ -1,4 +1,4 @@
-"""From one node to N: what has to travel, how long that takes, how much hides, and which parallelism applies and why."""
+"""From one node to N: what travels, how long that takes, how much hides, which parallelism applies."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from piston.planning.backtest import Bands
 from piston.planning.case import MTBF, OVERLAP, Case, settings
 from piston.planning.figure import Cell, Figure, Section, Table, assumed, derived, given, quoted
 from piston.planning.memory import largest, usage
-from piston.planning.case import shards
 
 GB = 1e9
 
@@ -20,8 +19,7 @@ def node_counts(most: int) -> list[int]:
 
 def node_rate(case: Case, costs: dict[str, Any], *, anchored: bool) -> float:
     """Samples per second of one node at the case's share of the batch, without any network."""
-    merged = settings(case, anchored=anchored, nodes=1, batch=case.batch / case.nodes)
-    return merged["batch"] / formulas.step_seconds(costs["flops"], merged)["step"]
+    return formulas.node_rate(costs["flops"], settings(case, anchored=anchored))
 
 
 def rate_at(case: Case, costs: dict[str, Any], nodes: int, share: float, *, anchored: bool) -> float:
@@ -53,13 +51,14 @@ def section(case: Case, costs: dict[str, Any], frames: float, bands: Bands, *, a
         spread = (None, None) if nodes == 1 else (ideal / high, ideal / low)
         real = ideal if nodes == 1 else ideal / middle
         travels = 2 * (nodes - 1) / nodes * 4 * merged["trained"] / GB
+        alone = network_share(case, costs, nodes, anchored=anchored)
         unknown = port is None and nodes > 1
         rows.append(
             (
                 str(nodes), derived(merged["batch"], "samples", "the node's batch kept"),
                 derived(frames / merged["batch"], "steps"), derived(travels, "GB", "ring, float32 gradients, per node"),
                 "network not given" if unknown else derived(stages["network"], "s", "ring / network"),
-                "network not given" if unknown else derived(100 * network_share(case, costs, nodes, anchored=anchored), "%"),
+                "network not given" if unknown else derived(100 * alone, "%"),
                 derived(ideal, "days", "linear"), derived(real, "days", "published share of linear", *spread),
             )
         )  # fmt: skip
@@ -93,18 +92,19 @@ def _port(case: Case) -> Figure:
 def _parallelism(case: Case, costs: dict[str, Any]) -> str:
     """Which parallelism applies, and why."""
     room = case.capacity() - case.slack()
-    plain = usage(case, costs, **shards(case, "none"))["peak"]
+    plain = usage(case, costs, sharding="none")["peak"]
     if plain <= room:
         return (
             f"Data parallel: one GPU holds the whole step ({plain / GB:.0f} of {room / GB:.0f} GB), so replicas only "
             "exchange gradients. Tensor or pipeline parallelism would add traffic for nothing at this size."
         )
-    if case.gpus > 1 and usage(case, costs, **shards(case, "hsdp"))["peak"] <= room:
+    if case.gpus > 1 and usage(case, costs, sharding="hsdp")["peak"] <= room:
         return (
-            f"HSDP: a replica does not fit one GPU ({plain / GB:.0f} of {room / GB:.0f} GB) and fits when sharded inside a "
+            f"HSDP: a replica does not fit one GPU ({plain / GB:.0f} of {room / GB:.0f} GB) and fits when sharded "
+            "inside a "
             "node: gathers stay on the fast links, gradients alone cross nodes."
         )
-    batch = largest(case, costs, **shards(case, "fsdp"))
+    batch = largest(case, costs, sharding="fsdp")
     if batch >= 1:
         return f"FSDP over all GPUs with at most {batch} samples per GPU: nothing less sharded fits this batch."
     return "Nothing fits on these GPUs: see the memory section for the least that is needed."

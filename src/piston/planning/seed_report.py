@@ -95,10 +95,9 @@ def _time() -> Iterator[Row]:
             ideal = formulas.days(formulas.timesteps(seed2.STEPS, batch), rate * nodes)
             real = ideal / seed2.EFFICIENCY[1]
             printed = said.get(nodes)
-            yield Row(f"days on {nodes} nodes at {batch}, ideal", ideal, "days", printed[0][i] if printed else None, 0.005,
-                      "T / (nodes × rate)")  # fmt: skip
-            yield Row(f"days on {nodes} nodes at {batch}, 90 %", real, "days", printed[1][i] if printed else None, 0.005,
-                      "ideal / 0.90")  # fmt: skip
+            first, then = (printed[0][i], printed[1][i]) if printed else (None, None)
+            yield Row(f"days on {nodes} nodes at {batch}, ideal", ideal, "days", first, 0.005, "T / (nodes × rate)")
+            yield Row(f"days on {nodes} nodes at {batch}, 90 %", real, "days", then, 0.005, "ideal / 0.90")
 
 
 def section(case: Case, costs: dict[str, Any]) -> Section:
@@ -140,27 +139,39 @@ def remarks(case: Case, costs: dict[str, Any]) -> tuple[str, ...]:
     frames = formulas.timesteps(seed2.STEPS, 2048)
     decode = node_rate(2048) * 3 / 86
     return (
-        f"The fixed 39 GB is called weights + gradients + AdamW + EMA. {params / 1e9:.3f} B × 12 bytes = {params * 12 / GB:.1f} GB "
+        f"The fixed 39 GB is called weights + gradients + AdamW + EMA. {params / 1e9:.3f} B × 12 bytes = "
+        f"{params * 12 / GB:.1f} GB "
         f"is weights and both moments alone; with EMA {params * 16 / GB:.1f} GB, with resident gradients too "
-        f"{params * 20 / GB:.1f} GB. So the measured run kept no EMA and no resident gradients, or measured something else.",
-        f"52 kB per frame does not follow: 73.9 GB / 12.02 h / 30 fps = {frame:.1f} kB for the three cameras of one moment "
+        f"{params * 20 / GB:.1f} GB. So the measured run kept no EMA and no resident gradients, or measured "
+        "something else.",
+        f"52 kB per frame does not follow: 73.9 GB / 12.02 h / 30 fps = {frame:.1f} kB for the three cameras of one "
+        "moment "
         f"({frame * seed2.VIDEO_SHARE:.1f} kB of it video).",
         f"The 10 % haircut is not the all-reduce: {4 * params / GB:.1f} GB of gradients over 8 × 50 GB/s ports take "
-        f"{stages['network']:.2f} s of a {stages['step']:.1f} s step, so the network alone leaves {alone:.1%} even without "
+        f"{stages['network']:.2f} s of a {stages['step']:.1f} s step, so the network alone leaves {alone:.1%} even "
+        "without "
         "overlap. What published systems lose (5–13 % at 32 nodes) is stragglers, storage and restarts.",
-        f"± 20 % is one-sided evidence: the second measurement ran {seed2.PROFILER_SLOWER - 1:.0%} slower per sample, at 64 "
+        f"± 20 % is one-sided evidence: the second measurement ran {seed2.PROFILER_SLOWER - 1:.0%} slower per "
+        "sample, at 64 "
         f"per GPU, nearer to the 256 that is planned. With it, {slow_rate:.0f} frames/s and "
         f"{formulas.days(frames, slow_rate):.0f} days instead of {formulas.days(frames, node_rate(2048)):.0f}.",
-        "The linear fit reaches from 8 samples per GPU to 256, where nothing was measured: the ceiling is an extrapolation.",
-        "More nodes at 2048 each grow the global batch (8 nodes: 16 384) and cut the steps (87 500 for 1.43 B timesteps). "
+        "The linear fit reaches from 8 samples per GPU to 256, where nothing was measured: the ceiling is an "
+        "extrapolation.",
+        "More nodes at 2048 each grow the global batch (8 nodes: 16 384) and cut the steps (87 500 for 1.43 B "
+        "timesteps). "
         "Equal timesteps are then not equal training; the note says so once, the tables do not.",
-        f"The ~1-epoch regime holds for batch 1024 only ({seed2.STEPS * 1024 / seed2.PI0_FRAMES:.2f} epochs of 903 M); at 2048 it "
+        f"The ~1-epoch regime holds for batch 1024 only ({seed2.STEPS * 1024 / seed2.PI0_FRAMES:.2f} epochs of 903 "
+        "M); at 2048 it "
         f"is {seed2.STEPS * 2048 / seed2.PI0_FRAMES:.2f}, and then the corpus need not be as large as the timesteps.",
-        f"Data loading waits 0.013 s at 133 frames/s. At 269 frames/s native video needs about {decode:.0f} cores of decoding "
+        f"Data loading waits 0.013 s at 133 frames/s. At 269 frames/s native video needs about {decode:.0f} cores of "
+        "decoding "
         "per node: hidden only while they are there.",
-        f"Three cameras to two: executed FLOPs fall to {fewer:.1%}, {1 / fewer:.2f} × in the compute part; the note gives no figure.",
-        "fp8 below 5 % is stated, not computed: linear layers are nearly all FLOPs, so the bound is far higher (levers table) "
+        f"Three cameras to two: executed FLOPs fall to {fewer:.1%}, {1 / fewer:.2f} × in the compute part; the note "
+        "gives no figure.",
+        "fp8 below 5 % is stated, not computed: linear layers are nearly all FLOPs, so the bound is far higher "
+        "(levers table) "
         "and the truth is unmeasured here.",
-        "2.9 × smaller data holds against video with a key frame every second frame; against a usual 30-frame GOP (2.5 GB/h "
+        "2.9 × smaller data holds against video with a key frame every second frame; against a usual 30-frame GOP "
+        "(2.5 GB/h "
         "measured on similar scenes) 224² all-intra saves about 1.2 ×.",
     )

@@ -30,7 +30,8 @@ def work_frames(request: Request, batch: int, corpus: float | None, recipe_steps
     if request.epochs is not None:
         require(
             corpus is not None,
-            f"--epochs is {request.epochs:g} but the corpus is unknown; an epoch needs a length: give --data or --hours",
+            f"--epochs is {request.epochs:g} but the corpus is unknown; an epoch needs a length: give --data or "
+            "--hours",
         )
         assert corpus is not None
         return request.epochs * corpus
@@ -41,7 +42,7 @@ def work_frames(request: Request, batch: int, corpus: float | None, recipe_steps
 
 
 def solve(request: Request, frames: float | None, rate: Rate, gpus: int) -> Answer:
-    """Fills in what is missing. Raises ValueError, with the least that is needed, when nothing satisfies the request."""
+    """Fills in what is missing. Raises ValueError, with the least that is needed, when nothing can."""
     hours_bought = None if request.budget is None else request.budget / (request.price or 1.0)
     if frames is not None:
         return _for_work(request, frames, rate, gpus, hours_bought)
@@ -89,7 +90,8 @@ def _nodes_for(frames: float, days: float, rate: Rate) -> int:
             return nodes
     least = formulas.days(frames, rate(MOST_NODES))
     raise ValueError(
-        f"--days {days:g} is too short for {frames:.3g} timesteps; even {MOST_NODES} nodes need at least {least:.3g} days: "
+        f"--days {days:g} is too short for {frames:.3g} timesteps; even {MOST_NODES} nodes need at least {least:.3g} "
+        "days: "
         "extend the deadline or reduce the work"
     )
 
@@ -103,7 +105,8 @@ def _check_budget(
     price = request.price or 1.0
     require(
         needed <= hours_bought,
-        f"--budget {request.budget:g} buys {hours_bought:,.0f} GPU-hours at {price:g}; this run on {nodes} node(s) needs at "
+        f"--budget {request.budget:g} buys {hours_bought:,.0f} GPU-hours at {price:g}; this run on {nodes} node(s) "
+        "needs at "
         f"least {needed:,.0f} GPU-hours, {needed * price:,.0f}: raise the budget, or reduce the work to "
         f"{frames * hours_bought / needed:.3g} timesteps",
     )

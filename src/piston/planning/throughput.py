@@ -91,7 +91,8 @@ def read_anchors(path: Path) -> Anchors:
     require(isinstance(content, dict), f"{where} hold a {type(content).__name__}, expected an object: see docs/plan.md")
     require(
         content.get("schema") == SCHEMA,
-        f"{where} have schema {content.get('schema')!r}, expected {SCHEMA!r}; add it once the fields match docs/plan.md",
+        f"{where} have schema {content.get('schema')!r}, expected {SCHEMA!r}; add it once the fields match "
+        "docs/plan.md",
     )
     unknown = sorted(set(content) - FILE_FIELDS)
     require(not unknown, f"{where} have unknown fields {unknown}; known are {sorted(FILE_FIELDS)}: correct the names")
@@ -156,7 +157,8 @@ def fit(points: tuple[Anchor, ...], where: str = "anchors") -> Fit:
         with_compute = [p for p in points if p.compute_s is not None]
         require(
             bool(with_compute),
-            f"{where} hold one batch size ({batches[0]}) without compute_s; a slope and an overhead cannot be told apart "
+            f"{where} hold one batch size ({batches[0]}) without compute_s; a slope and an overhead cannot be told "
+            "apart "
             "from one step time: add compute_s, or a second batch",
         )
         slope = statistics.fmean(p.compute_s / p.batch for p in with_compute if p.compute_s is not None)
@@ -193,7 +195,8 @@ def _least_squares(points: tuple[Anchor, ...], terms: int) -> Fit:
     quantile = student_t(freedom)
     errors = quantile * np.sqrt(np.clip(np.diag(covariance), 0.0, None))
     return Fit(
-        float(solution[0]), float(solution[1]), len(points), f"least squares, {len(points)} points, {terms} terms", curve,
+        float(solution[0]), float(solution[1]), len(points), f"least squares, {len(points)} points, {terms} terms",
+        curve,
         float(errors[0]), float(errors[1]), float(errors[2]) if terms == 3 else None,
         tuple(tuple(float(v) for v in line) for line in covariance), quantile,
     )  # fmt: skip
