@@ -5,6 +5,7 @@ command with a bad result (a difference, a damaged data set), 2 a mistake in the
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -296,6 +297,9 @@ def find_command(argv: Args) -> tuple[str, Args]:
 
 def main(argv: Args | None = None) -> None:
     """Runs one command and exits with its code."""
+    # Read when torch is loaded. Idle threads that spin take cores from loader processes and everything else: the demo's
+    # training on two cores with other jobs beside it (load 5) made 27 samples/s spinning, 333 not.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     argv = sys.argv[1:] if argv is None else argv
     groups = {name.split()[0] for name in COMMANDS if " " in name}
     if not argv or argv[0] in ("-h", "--help"):

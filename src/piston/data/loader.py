@@ -128,16 +128,20 @@ class Packed:
 class _Explained:
     """Adds to an exception which samples it happened on: in the message of a user's error, as a note to others."""
 
-    where: str
+    maker: "BatchMaker"
+    number: int
+    others: int = 0  # decoded together with it
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            return
+        where = self.maker.locate(self.number) + (f" and the {self.others} decoded with it" if self.others else "")
         if isinstance(error, ValueError):
-            raise ValueError(f"{error} [at {self.where}]") from error
-        if error is not None:
-            error.add_note(f"at {self.where}")
+            raise ValueError(f"{error} [at {where}]") from error
+        error.add_note(f"at {where}")
 
 
 class BatchMaker:
@@ -177,11 +181,11 @@ class BatchMaker:
         by_row = np.argsort(rows, kind="stable")  # neighbours in a video share its decoding
         for start in range(0, len(rows), DECODE_GROUP):
             members = by_row[start : start + DECODE_GROUP]
-            with _Explained(f"{self.locate(int(numbers[members[0]]))} and the {len(members) - 1} decoded with it"):
+            with _Explained(self, int(numbers[members[0]]), len(members) - 1):
                 frames = {slot: self.ds.images(key, rows[members]) for slot, key in self.run.data.robot.cameras.items()}
             for i, member in enumerate(members):
                 number, row = int(numbers[member]), int(rows[member])
-                with _Explained(self.locate(number)):
+                with _Explained(self, number):
                     sample = self.inputs(self._raw(row, {slot: images[i] for slot, images in frames.items()}))
                 sample |= {"sample_numbers": np.int64(number), **self._draws(number)}
                 if packed is None:
