@@ -262,6 +262,7 @@ class TrainConfig:
     accumulate: int = 1  # micro-batches per step; divides batch_size
     seed: int = 42
     device: str = "auto"  # auto: cuda if there is one, else cpu
+    threads: int | None = None  # CPU threads of the trainer (loader workers have one each); None: torch's choice
     checkpoint_dir: Path = Path("checkpoints")  # a run lives in <checkpoint_dir>/<recipe>/<exp_name>
     resume: bool = False
     overwrite: bool = False
@@ -276,6 +277,7 @@ class TrainConfig:
     project_name: str = "piston"
 
     def __post_init__(self) -> None:
+        require(self.threads is None or self.threads >= 1, f"train.threads is {self.threads}; it must be 1 or more")
         for name in ("batch_size", "num_train_steps", "accumulate", "log_interval", "save_interval", "keep_last"):
             require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; it must be 1 or more")
         require(

@@ -45,7 +45,7 @@ FREE_FIELDS = frozenset(
     | {f"train.{name}" for name in ("validation_batches", "tensorboard", "wandb", "project_name")}
 )
 # These change the order of floating-point sums: the run goes on, but not bit for bit.
-ROUNDING_FIELDS = frozenset({"train.accumulate", "train.device"})
+ROUNDING_FIELDS = frozenset({"train.accumulate", "train.device", "train.threads"})
 
 
 class BadCheckpoint(ValueError):

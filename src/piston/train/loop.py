@@ -60,6 +60,8 @@ def train(run: RunConfig, console: Console | None = None) -> TrainResult:
     check_writers(run)
     check_trainable(run.model)
     console, settings, device = console or Console(), run.train, find_device(run.train.device)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     with contextlib.ExitStack() as opened:
         experiment = opened.enter_context(open_experiment(run))
         sources = open_sources(run, experiment.latest)
