@@ -26,15 +26,15 @@ class Error:
 
     quantity: str
     name: str
-    predicted: float | None
-    published: float
+    predicted: float | int | None
+    published: float | int
     unit: str
     counts: bool
     source: str
     remark: str = ""
 
     @property
-    def relative(self) -> float | None:
+    def relative(self) -> float | int | None:
         return None if self.predicted is None else self.predicted / self.published - 1
 
 
@@ -42,9 +42,9 @@ class Error:
 class Bands:
     """Factors (low, high) on a prediction, from the errors of the same kind of prediction."""
 
-    rate: tuple[float, float]
-    memory: tuple[float, float]
-    scaling: tuple[float, float, float]  # low, middle, high share of linear
+    rate: tuple[float | int, float | int]
+    memory: tuple[float | int, float | int]
+    scaling: tuple[float | int, float | int, float | int]  # low, middle, high share of linear
 
 
 def rate_errors() -> list[Error]:
@@ -65,7 +65,7 @@ def rate_errors() -> list[Error]:
     return result
 
 
-def _hours(clock: WallClock) -> float | None:
+def _hours(clock: WallClock) -> float | int | None:
     if clock.why_not or clock.gpu is None or clock.cameras is None or clock.text is None or clock.horizon is None:
         return None
     config = reshaped(PI05, clock.cameras, clock.text, clock.horizon)
@@ -90,7 +90,7 @@ def _lora(config: ModelConfig) -> ModelConfig:
     )
 
 
-def predicted_memory(row: Memory, *, share: float | None = None) -> float:
+def predicted_memory(row: Memory, *, share: float | int | None = None) -> float | int:
     """GB per GPU of a published configuration. JAX rematerialises every block; the DDP port keeps everything."""
     base = PI05 if row.pi05 else PI0
     config = reshaped(_lora(base) if row.lora else base, row.cameras, row.text, row.horizon)
@@ -100,11 +100,13 @@ def predicted_memory(row: Memory, *, share: float | None = None) -> float:
     resident = row.style != "jax transient"
     shards = 8 if row.style == "fsdp" else 1
     settings = {
-        "parameters": total, "trained": trained - (0 if jax else dead_parameters(config)), "ema": int(row.ema),
+        "parameters": total, "optimised": trained, "trained": trained - (0 if jax else dead_parameters(config)),
+        "ema": int(row.ema),
         "weight_shards": shards, "optimizer_shards": shards, "gradient_shards": shards,
         "gradients": int(resident), "single_unit": 0, "block_units": int(shards > 1),
         "buckets": int(row.style == "ddp stock"),
-        "compute_bytes": 2, "casts": 0 if jax or shards > 1 else 1, "share": checkpointed,
+        "compute_bytes": 2, "sample_bytes": 3 * 224 * 224,
+        "casts": 0 if jax or shards > 1 else 1, "share": checkpointed,
         "cameras": row.cameras, "text": row.text, "horizon": row.horizon, "samples": row.samples,
     }  # fmt: skip
     units = unit_quadratics(config, kernels="xla" if jax else "stock")
@@ -117,7 +119,7 @@ def memory_errors() -> list[Error]:
     """Peak per GPU. A README's requirements, and runs whose checkpointing is not stated, do not count."""
     result = []
     for row in MEMORIES:
-        predicted: float | None = predicted_memory(row)
+        predicted: float | int | None = predicted_memory(row)
         remark = row.note
         if row.style == "fsdp":
             remark += f"; between {predicted:.1f} (full checkpointing) and {_unchecked(row):.1f} GB (none)"
@@ -129,7 +131,7 @@ def memory_errors() -> list[Error]:
     return result
 
 
-def _unchecked(row: Memory) -> float:
+def _unchecked(row: Memory) -> float | int:
     return predicted_memory(row, share=0.0)
 
 
@@ -186,7 +188,7 @@ def bands(errors: list[Error] | None = None) -> Bands:
     """What published/predicted was, as factors on the next prediction."""
     errors = all_errors() if errors is None else errors
 
-    def factors(quantity: str) -> list[float]:
+    def factors(quantity: str) -> list[float | int]:
         return sorted(e.published / e.predicted for e in errors if e.quantity == quantity and e.counts and e.predicted)
 
     rate, memory = factors("throughput"), factors("memory")
@@ -196,7 +198,7 @@ def bands(errors: list[Error] | None = None) -> Bands:
     return Bands((rate[0], rate[-1]), (math.exp(-spread), math.exp(spread)), (shares[0], middle, shares[-1]))
 
 
-def summary(errors: list[Error]) -> dict[str, tuple[float, float, int]]:
+def summary(errors: list[Error]) -> dict[str, tuple[float | int, float | int, int]]:
     """quantity → median and worst |relative error|, and how many counted."""
     result = {}
     for quantity in dict.fromkeys(e.quantity for e in errors):

@@ -18,14 +18,14 @@ class Stage:
     """One candidate limit: seconds per step, whether it runs behind the step, and the lever that moves it."""
 
     name: str
-    seconds: float
+    seconds: float | int
     kind: str  # measured or derived
     hidden: bool
     lever: str
     how: str
 
 
-def live_stages(case: Case, costs: dict[str, Any], *, anchored: bool) -> tuple[list[Stage], float, str]:
+def live_stages(case: Case, costs: dict[str, Any], *, anchored: bool) -> tuple[list[Stage], float | int, str]:
     """Stages, the step they belong to, and where that step comes from: profile, anchor, or first principles."""
     if case.calibration is not None:
         names = case.calibration["stages_s"].items()
@@ -100,7 +100,7 @@ def _lever(stage: str) -> str:
     }.get(stage, "")
 
 
-def _verdict(stage: Stage, step: float, largest: str) -> str:
+def _verdict(stage: Stage, step: float | int, largest: str) -> str:
     if stage.hidden and stage.seconds < 0.5 * step:
         return "hidden behind the step"
     if stage.name == largest:
@@ -154,13 +154,13 @@ def levers(case: Case, costs: dict[str, Any], *, anchored: bool) -> Table:
     step = formulas.step_seconds(costs["flops"], now)["step"]
     rate = now["batch"] / step
 
-    def gain(**changes: Any) -> float:
+    def gain(**changes: Any) -> float | int:
         merged = now | changes
         return merged["batch"] / formulas.step_seconds(costs["flops"], merged)["step"] / rate
 
     rows: list[tuple[Cell, ...]] = []
 
-    def row(what: str, value: float, how: str, kind: str = "derived") -> None:
+    def row(what: str, value: float | int, how: str, kind: str = "derived") -> None:
         figure = derived(value, "× throughput", how) if kind == "derived" else assumed(value, "× throughput", how)
         rows.append((what, figure, how))
 
@@ -194,7 +194,7 @@ def levers(case: Case, costs: dict[str, Any], *, anchored: bool) -> Table:
     return Table(("lever", "gain", "why"), tuple(rows), "Levers, one at a time")
 
 
-def _linear_share(case: Case) -> float:
+def _linear_share(case: Case) -> float | int:
     from piston.model.cost import attentions
 
     total = flops(case.model, case.dead)

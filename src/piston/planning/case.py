@@ -57,11 +57,11 @@ class Case:
         value = getattr(self.request, option)
         return default if value is None else given(value, default.unit, "--" + option.replace("_", "-"))
 
-    def capacity(self) -> float:
+    def capacity(self) -> float | int:
         """Bytes a GPU has for us: what the user says is usable, or all of it."""
         return (self.request.usable_gb or self.gpu.memory) * 1e9
 
-    def slack(self) -> float:
+    def slack(self) -> float | int:
         """Bytes kept back; nothing when the user said what is usable."""
         if self.request.slack_gb is not None:
             return self.request.slack_gb * 1e9
@@ -229,10 +229,12 @@ def base_numbers(case: Case) -> dict[str, int]:
     trained = trained_parameters(case.model)
     live = trained - (dead_parameters(case.model) if case.dead != "scanned" else 0)
     pixels = case.model.image_size[0] * case.model.image_size[1]
-    return {"parameters": total_parameters(case.model), "trained": live, "sample_bytes": 3 * pixels}
+    return {
+        "parameters": total_parameters(case.model), "optimised": trained, "trained": live, "sample_bytes": 3 * pixels,
+    }  # fmt: skip
 
 
-def machine(gpu: Gpu) -> dict[str, float]:
+def machine(gpu: Gpu) -> dict[str, float | int]:
     """A GPU as `formulas.configure` reads it."""
     return {
         "bfloat16": gpu.bfloat16, "float32": gpu.float32, "memory": gpu.memory, "network": gpu.network or 0.0,

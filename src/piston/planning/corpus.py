@@ -21,17 +21,17 @@ class Measured:
     root: Path
     frames: int
     episodes: int
-    fps: float
+    fps: float | int
     cameras: int
     bytes: int
     video_bytes: int
 
     @property
-    def hours(self) -> float:
+    def hours(self) -> float | int:
         return self.frames / self.fps / 3600
 
     @property
-    def gb_per_hour(self) -> float:
+    def gb_per_hour(self) -> float | int:
         return self.bytes / 1e9 / self.hours
 
 
@@ -51,7 +51,7 @@ def measure(root: Path) -> Measured:
     return Measured(root, frames, len(layout.number), layout.fps, cameras, sum(sizes.values()), video_bytes)
 
 
-def corpus_frames(request: Request, found: Measured | None) -> float | None:
+def corpus_frames(request: Request, found: Measured | None) -> float | int | None:
     """Distinct frames of the corpus; None when nothing says."""
     if found is not None:
         return float(found.frames)
@@ -67,7 +67,7 @@ def rates(request: Request, found: Measured | None) -> tuple[Figure, Figure]:
     return native, SEED_SMALL_RATE if small is None else given(small, "GB/h", "--gb-per-hour-small")
 
 
-def section(case: Case, frames: float, found: Measured | None) -> Section:
+def section(case: Case, frames: float | int, found: Measured | None) -> Section:
     """The data part of the report."""
     request = case.request
     fps = found.fps if found is not None else request.fps
@@ -104,7 +104,7 @@ def section(case: Case, frames: float, found: Measured | None) -> Section:
     return Section("corpus", "Corpus", figures, (), notes)
 
 
-def _scaled(hours: float, rate: Figure) -> tuple[float | None, float | None]:
+def _scaled(hours: float | int, rate: Figure) -> tuple[float | int | None, float | int | None]:
     if rate.low is None or rate.high is None:
         return None, None
     return hours * rate.low / 1e3, hours * rate.high / 1e3

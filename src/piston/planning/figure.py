@@ -53,7 +53,7 @@ NOT_REPORTED = Figure(None, kind="not reported")
 
 
 def derived(
-    value: float | int, unit: str = "", how: str = "", low: float | None = None, high: float | None = None
+    value: float | int, unit: str = "", how: str = "", low: float | int | None = None, high: float | int | None = None
 ) -> Figure:
     return Figure(value, unit, "derived", how, low, high)
 
@@ -62,21 +62,27 @@ def given(value: float | int, unit: str = "", option: str = "") -> Figure:
     return Figure(value, unit, "given", option)
 
 
-def quoted(value: float | int, unit: str, source: str, low: float | None = None, high: float | None = None) -> Figure:
+def quoted(
+    value: float | int, unit: str, source: str, low: float | int | None = None, high: float | int | None = None
+) -> Figure:
     return Figure(value, unit, "quoted", source, low, high)
 
 
-def assumed(value: float | int, unit: str, option: str, low: float | None = None, high: float | None = None) -> Figure:
+def assumed(
+    value: float | int, unit: str, option: str, low: float | int | None = None, high: float | int | None = None
+) -> Figure:
     return Figure(value, unit, "assumed", option, low, high)
 
 
-def measured(value: float | int, unit: str, source: str, low: float | None = None, high: float | None = None) -> Figure:
+def measured(
+    value: float | int, unit: str, source: str, low: float | int | None = None, high: float | int | None = None
+) -> Figure:
     return Figure(value, unit, "measured", source, low, high)
 
 
 def short(value: float | int) -> str:
     """At most four significant digits, thin thousands; integers in full up to a million."""
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float | int) and not math.isfinite(value):
         return "∞" if value > 0 else str(value)
     size = abs(value)
     if size >= 1e12:

@@ -66,9 +66,12 @@ def days(frames, per_second):
 
 
 def state(s):
-    """Bytes of weights, moments, EMA and gradients on one GPU; `*_shards` GPUs hold one copy between them."""
+    """Bytes of weights, moments, EMA and gradients on one GPU; `*_shards` GPUs hold one copy between them.
+
+    `optimised` parameters have moments, `trained` ones also a gradient: a dead weight has moments and none.
+    """
     weights = 4 * s["parameters"] / s["weight_shards"]
-    moments = 8 * s["trained"] / s["optimizer_shards"]
+    moments = 8 * s["optimised"] / s["optimizer_shards"]
     average = s["ema"] * 4 * s["parameters"] / s["optimizer_shards"]
     gradients = s["gradients"] * 4 * s["trained"] / s["gradient_shards"]
     return {"weights": weights, "moments": moments, "ema": average, "gradients": gradients}
@@ -88,7 +91,8 @@ def memory(units, s):
     `units` in forward order. Returns bytes: the parts of the state, what forward keeps, the peak of each phase.
     """
     parts = state(s)
-    fixed = parts["weights"] + parts["moments"] + parts["ema"]
+    images = 4 * s["sample_bytes"] * s["cameras"] * s["samples"]  # float32, alive through the step
+    fixed = parts["weights"] + parts["moments"] + parts["ema"] + images
     whole_gather = s["single_unit"] * s["compute_bytes"] * s["parameters"]
     keeps = 0
     for i in range(len(units)):
@@ -120,7 +124,7 @@ def memory(units, s):
     backward = max(backward + s["buckets"] * 4 * s["trained"], update)
     return {
         "weights": parts["weights"], "moments": parts["moments"], "ema": parts["ema"],
-        "gradients": parts["gradients"], "saved": keeps, "forward": forward_end, "backward": backward,
+        "gradients": parts["gradients"], "images": images, "saved": keeps, "forward": forward_end, "backward": backward,
         "update": update, "peak": max(forward_end, backward),
     }  # fmt: skip
 
@@ -214,7 +218,8 @@ def configure(base, u, gpu):
     return {
         "batch": u["batch"], "gpus": u["gpus"], "nodes": u["nodes"], "cameras": u["cameras"], "text": u["text"],
         "horizon": u["horizon"], "share": share, "precision": u["precision"] + " " + u["kernels"],
-        "compute_bytes": compute_bytes, "parameters": base["parameters"], "trained": base["trained"], "ema": u["ema"],
+        "compute_bytes": compute_bytes, "parameters": base["parameters"], "trained": base["trained"],
+        "optimised": base["optimised"], "ema": u["ema"],
         "gradients": u["gradients"], "peak": gpu[u["precision"]] * 1e12, "hfu": u["hfu"], "overhead": u["overhead"],
         "overlap": u["overlap"], "network": max(network, 1e-9) * 1e9, "pcie": gpu["pcie"] * 1e9,
         "sample_bytes": base["sample_bytes"], "decode": u["decode"], "capacity": capacity, "slack": u["slack"] * 1e9,

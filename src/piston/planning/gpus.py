@@ -17,18 +17,18 @@ class Gpu:
     """
 
     name: str
-    bfloat16: float
-    float32: float
-    memory: float
-    bandwidth: float
-    link: float
-    pcie: float
-    network: float | None
+    bfloat16: float | int
+    float32: float | int
+    memory: float | int
+    bandwidth: float | int
+    link: float | int
+    pcie: float | int
+    network: float | int | None
     source: str
-    measured: float | None = None
+    measured: float | int | None = None
     measured_source: str = ""
 
-    def peak(self, precision: str) -> float:
+    def peak(self, precision: str) -> float | int:
         """TFLOP/s of matrix products in this precision."""
         return self.bfloat16 if precision == "bfloat16" else self.float32
 
@@ -65,7 +65,7 @@ def _plain(name: str) -> str:
     return letters.removeprefix("NVIDIA").removeprefix("GEFORCE")
 
 
-def find_gpu(name: str, **overrides: float | None) -> Gpu:
+def find_gpu(name: str, **overrides: float | int | None) -> Gpu:
     """The catalogue's entry, with any of its numbers replaced. An unknown name raises, naming the nearest."""
     by_plain = {_plain(known): known for known in CATALOGUE}
     by_plain |= {_plain(known.removeprefix("RTX ")): known for known in CATALOGUE}

@@ -28,7 +28,9 @@ def _unknown(node: ast.AST) -> ValueError:
 def _statement(node: ast.stmt, indent: str) -> str:
     inner = indent + "  "
     match node:
-        case ast.FunctionDef():
+        case ast.FunctionDef(
+            args=ast.arguments(posonlyargs=[], vararg=None, kwonlyargs=[], kwarg=None, defaults=[]), decorator_list=[]
+        ):
             arguments = ", ".join(a.arg for a in node.args.args)
             names = sorted({t.id for s in ast.walk(node) if isinstance(s, ast.Assign) for t in s.targets
                             if isinstance(t, ast.Name)} - {a.arg for a in node.args.args})  # fmt: skip

@@ -14,7 +14,9 @@ GB = 1e9
 MOST_SAMPLES = 4096
 
 
-def usage(case: Case, costs: dict[str, Any], *, samples: float | None = None, **choose: Any) -> dict[str, float]:
+def usage(
+    case: Case, costs: dict[str, Any], *, samples: float | int | None = None, **choose: Any
+) -> dict[str, float | int]:
     """Bytes by category and phase on one GPU, with some choices replaced."""
     merged = settings(case, anchored=False, choose=choose)
     if samples is not None:
@@ -73,7 +75,7 @@ def changes(case: Case) -> list[Change]:
     return sorted(options, key=lambda c: c.slower)
 
 
-def _gb(value: float, how: str = "", band: tuple[float, float] | None = None) -> Figure:
+def _gb(value: float | int, how: str = "", band: tuple[float | int, float | int] | None = None) -> Figure:
     low, high = (value * band[0] / GB, value * band[1] / GB) if band else (None, None)
     return derived(value / GB, "GB", how, low, high)
 
@@ -95,6 +97,7 @@ def section(case: Case, costs: dict[str, Any], bands: Bands) -> Section:
         "moments": _gb(used["moments"], "Adam: trained × 8 B"),
         "ema": _gb(used["ema"], "weights × 4 B" if case.ema else "off"),
         "gradients": _gb(used["gradients"], f"{case.request.gradients}, trained × 4 B"),
+        "images": _gb(used["images"], "float32 on the device"),
         "saved by forward": _gb(used["saved"], kept),
         "peak in forward": _gb(used["forward"]),
         "peak in backward": _gb(used["backward"], "activations shrink while gradients grow, block by block"),
@@ -109,7 +112,7 @@ def section(case: Case, costs: dict[str, Any], bands: Bands) -> Section:
     return Section("memory", "Memory per GPU", figures, (_strategies(case, costs), _ways(case, costs, room)), verdict)
 
 
-def _verdict(case: Case, costs: dict[str, Any], peak: float, room: float) -> tuple[str, ...]:
+def _verdict(case: Case, costs: dict[str, Any], peak: float | int, room: float | int) -> tuple[str, ...]:
     remark = (
         "Not counted in the peak: CUDA context, library buffers, allocator rounding (the slack). Eager figures "
         "assume a "
@@ -149,7 +152,7 @@ def _strategies(case: Case, costs: dict[str, Any]) -> Table:
     return Table(("sharding", "checkpointing", "peak", "largest per GPU"), tuple(rows), "Strategies")
 
 
-def _ways(case: Case, costs: dict[str, Any], room: float) -> Table:
+def _ways(case: Case, costs: dict[str, Any], room: float | int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for change in changes(case):
         peak = usage(case, costs, **change.settings)["peak"]

@@ -43,7 +43,7 @@ def make_plan(request: Request) -> Plan:
     anchored = case.fit is not None
     found = corpus.measure(request.data) if request.data is not None else None
 
-    def rate(nodes: int) -> float:
+    def rate(nodes: int) -> float | int:
         return scaling.rate_at(case, costs, nodes, bands.scaling[1], anchored=anchored)
 
     frames = target.work_frames(request, case.batch, corpus.corpus_frames(request, found), case.recipe_steps)
@@ -144,7 +144,7 @@ def _throughput(case: Case, costs: dict[str, Any], bands: Bands) -> Section:
     return Section("throughput", "Throughput", figures, tuple(tables), notes)
 
 
-def rate_band(case: Case, rate: float, bands: Bands, *, anchored: bool) -> tuple[float, float]:
+def rate_band(case: Case, rate: float | int, bands: Bands, *, anchored: bool) -> tuple[float | int, float | int]:
     """Samples per second, low and high: the fit's interval, the note's ± 20 % for one anchor, or the backtest's."""
     if anchored and case.fit is not None:
         error = case.fit.wall_error(case.batch / case.nodes)
@@ -169,7 +169,7 @@ def _fit_figures(case: Case) -> dict[str, Figure]:
     }
 
 
-def _around(value: float, error: float | None) -> tuple[float | None, float | None]:
+def _around(value: float | int, error: float | int | None) -> tuple[float | int | None, float | int | None]:
     return (None, None) if error is None else (value - error, value + error)
 
 
@@ -190,7 +190,7 @@ def _curve(case: Case) -> Table:
     return Table(("node batch", "step", "rate"), tuple(rows), "The fit on the anchors' own shape, one node")
 
 
-def _day_band(case: Case, answer: Answer, bands: Bands, anchored: bool) -> tuple[float, float]:
+def _day_band(case: Case, answer: Answer, bands: Bands, anchored: bool) -> tuple[float | int, float | int]:
     """Days, low and high: the throughput band, and between nodes the published spread around its middle."""
     low, high = rate_band(case, 1.0, bands, anchored=anchored)
     share_low, share, share_high = bands.scaling
@@ -217,7 +217,7 @@ def _target(case: Case, answer: Answer, bands: Bands, anchored: bool) -> Section
     return Section("target", "Target", figures, (), (solved,))
 
 
-def _money(case: Case, answer: Answer, band: tuple[float, float]) -> Section:
+def _money(case: Case, answer: Answer, band: tuple[float | int, float | int]) -> Section:
     if case.request.price is None:
         note = "No price given, so no money: Piston ships none. Give what a GPU-hour costs you with --price."
         return Section("money", "Money", {"cost": NOT_REPORTED}, (), (note,))

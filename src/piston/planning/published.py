@@ -16,7 +16,7 @@ class Rate:
 
     name: str
     system: str
-    per_gpu: float
+    per_gpu: float | int
     gpus: int
     gpu: str | None
     cameras: int | None
@@ -37,7 +37,7 @@ class WallClock:
     system: str
     steps: int
     batch: int
-    hours: float
+    hours: float | int
     gpus: int
     gpu: str | None
     cameras: int | None
@@ -54,10 +54,10 @@ class Scaling:
 
     name: str
     gpus: tuple[int, int]
-    rates: tuple[float, float]
-    step_seconds: float | None
+    rates: tuple[float | int, float | int]
+    step_seconds: float | int | None
     source: str
-    stated: float | None = None
+    stated: float | int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Memory:
     """Peak GB (10⁹ bytes) per GPU. `kind` says whether it was measured or is a README's requirement."""
 
     name: str
-    gigabytes: float
+    gigabytes: float | int
     samples: int
     pi05: bool
     lora: bool
@@ -80,7 +80,7 @@ class Memory:
     note: str = ""
 
 
-def openpi_droid() -> float:
+def openpi_droid() -> float | int:
     """Samples per second and GPU: 100 000 steps of 256 in about two days on eight GPUs."""
     return 100_000 * 256 / (2 * 86_400) / 8
 

@@ -17,19 +17,19 @@ def node_counts(most: int) -> list[int]:
     return counts if counts[-1] == most else [*counts, most]
 
 
-def node_rate(case: Case, costs: dict[str, Any], *, anchored: bool) -> float:
+def node_rate(case: Case, costs: dict[str, Any], *, anchored: bool) -> float | int:
     """Samples per second of one node at the case's share of the batch, without any network."""
     return formulas.node_rate(costs["flops"], settings(case, anchored=anchored))
 
 
-def rate_at(case: Case, costs: dict[str, Any], nodes: int, share: float, *, anchored: bool) -> float:
+def rate_at(case: Case, costs: dict[str, Any], nodes: int, share: float | int, *, anchored: bool) -> float | int:
     """Samples per second of `nodes` nodes that each keep their batch, at `share` of linear."""
     return node_rate(case, costs, anchored=anchored) * nodes * (share if nodes > 1 else 1.0)
 
 
 def network_share(
-    case: Case, costs: dict[str, Any], nodes: int, *, anchored: bool, overlap: float | None = None
-) -> float:
+    case: Case, costs: dict[str, Any], nodes: int, *, anchored: bool, overlap: float | int | None = None
+) -> float | int:
     """Share of linear that the all-reduce alone leaves."""
     merged = settings(case, anchored=anchored, nodes=nodes, batch=case.batch / case.nodes * nodes)
     if overlap is not None:
@@ -38,7 +38,7 @@ def network_share(
     return (stages["step"] - stages["exposed"]) / stages["step"]
 
 
-def section(case: Case, costs: dict[str, Any], frames: float, bands: Bands, *, anchored: bool) -> Section:
+def section(case: Case, costs: dict[str, Any], frames: float | int, bands: Bands, *, anchored: bool) -> Section:
     """The scenarios part of the report."""
     request = case.request
     low, middle, high = bands.scaling
@@ -110,7 +110,7 @@ def _parallelism(case: Case, costs: dict[str, Any]) -> str:
     return "Nothing fits on these GPUs: see the memory section for the least that is needed."
 
 
-def _failures(case: Case, frames: float, costs: dict[str, Any], *, anchored: bool) -> dict[str, Figure]:
+def _failures(case: Case, frames: float | int, costs: dict[str, Any], *, anchored: bool) -> dict[str, Figure]:
     rate = rate_at(case, costs, case.nodes, 1.0, anchored=anchored)
     gpu_hours = formulas.days(frames, rate) * 24 * case.gpus * case.nodes
     mtbf = case.figure("mtbf_hours", MTBF)

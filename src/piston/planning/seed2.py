@@ -40,6 +40,7 @@ def with_defaults(request: Request) -> Request:
         "gb_per_hour_small": SMALL_GB_PER_HOUR,
     }
     changes = {name: value for name, value in blanks.items() if getattr(request, name) is None}
-    if (request.steps, request.timesteps, request.epochs, request.days, request.budget) == (None,) * 5:
+    open_ended = request.budget is not None or (request.days is not None and request.nodes is not None)
+    if (request.steps, request.timesteps, request.epochs) == (None,) * 3 and not open_ended:
         changes["timesteps"] = float(STEPS * TARGET_BATCHES[-1])
     return dataclasses.replace(request, gradients="transient", kernels="xla", **changes)

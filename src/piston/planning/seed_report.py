@@ -19,10 +19,10 @@ class Row:
     """One figure of the note: computed here, and as it printed it; `tolerance` is its own rounding."""
 
     key: str
-    value: float
+    value: float | int
     unit: str
-    said: float | None  # None: our copy of the note lost that table
-    tolerance: float
+    said: float | int | None  # None: our copy of the note lost that table
+    tolerance: float | int
     how: str
 
     @property
@@ -30,7 +30,7 @@ class Row:
         return self.said is None or abs(self.value / self.said - 1) <= self.tolerance
 
 
-def node_rate(batch: float) -> float:
+def node_rate(batch: float | int) -> float | int:
     """frames/s of the note's node, fitted to its one anchor."""
     found = fit((seed2.ANCHOR,))
     return formulas.frames_per_second(batch, found.slope, found.overhead)
@@ -116,7 +116,7 @@ def section(case: Case, costs: dict[str, Any]) -> Section:
     )
 
 
-def _band(row: Row) -> tuple[float | None, float | None]:
+def _band(row: Row) -> tuple[float | int | None, float | int | None]:
     """The note's own margins: ± 20 % on throughput, 25–50 % more wall-clock."""
     if row.key.startswith("frames/s"):
         return row.value * (1 - seed2.THROUGHPUT_BAND), row.value * (1 + seed2.THROUGHPUT_BAND)

@@ -9,21 +9,21 @@ from piston.planning import formulas
 from piston.planning.request import Request
 
 MOST_NODES = 4096
-Rate = Callable[[int], float]  # nodes → samples per second
+Rate = Callable[[int], float | int]  # nodes → samples per second
 
 
 @dataclass(frozen=True)
 class Answer:
     """Frames to see, on how many nodes, in how many days; and what was solved for."""
 
-    frames: float
+    frames: float | int
     nodes: int
-    days: float
+    days: float | int
     solved: str
     how: str
 
 
-def work_frames(request: Request, batch: int, corpus: float | None, recipe_steps: int) -> float | None:
+def work_frames(request: Request, batch: int, corpus: float | int | None, recipe_steps: int) -> float | int | None:
     """The frames that the request asks for; None when they are to be solved for."""
     if request.timesteps is not None:
         return request.timesteps
@@ -37,11 +37,11 @@ def work_frames(request: Request, batch: int, corpus: float | None, recipe_steps
         return request.epochs * corpus
     if request.steps is not None:
         return float(request.steps * batch)
-    affordable = request.budget is not None or (request.days is not None and request.nodes is not None)
-    return None if affordable or request.days is not None else float(recipe_steps * batch)
+    open_ended = request.budget is not None or (request.days is not None and request.nodes is not None)
+    return None if open_ended else float(recipe_steps * batch)
 
 
-def solve(request: Request, frames: float | None, rate: Rate, gpus: int) -> Answer:
+def solve(request: Request, frames: float | int | None, rate: Rate, gpus: int) -> Answer:
     """Fills in what is missing. Raises ValueError, with the least that is needed, when nothing can."""
     hours_bought = None if request.budget is None else request.budget / (request.price or 1.0)
     if frames is not None:
@@ -64,7 +64,7 @@ def solve(request: Request, frames: float | None, rate: Rate, gpus: int) -> Answ
     return Answer(days * formulas.DAY * rate(nodes), nodes, days, solved, f"{nodes} nodes for {days:.2f} days")
 
 
-def _for_work(request: Request, frames: float, rate: Rate, gpus: int, hours_bought: float | None) -> Answer:
+def _for_work(request: Request, frames: float | int, rate: Rate, gpus: int, hours_bought: float | int | None) -> Answer:
     if request.nodes is None and request.days is not None:
         nodes = _nodes_for(frames, request.days, rate)
         solved, how = "nodes", f"the fewest that see the frames within {request.days:g} days"
@@ -80,11 +80,11 @@ def _for_work(request: Request, frames: float, rate: Rate, gpus: int, hours_boug
     return Answer(frames, nodes, days, solved, how)
 
 
-def _gpu_hours(frames: float, rate: Rate, nodes: int, gpus: int) -> float:
+def _gpu_hours(frames: float | int, rate: Rate, nodes: int, gpus: int) -> float | int:
     return formulas.days(frames, rate(nodes)) * 24 * gpus * nodes
 
 
-def _nodes_for(frames: float, days: float, rate: Rate) -> int:
+def _nodes_for(frames: float | int, days: float | int, rate: Rate) -> int:
     for nodes in range(1, MOST_NODES + 1):
         if formulas.days(frames, rate(nodes)) <= days:
             return nodes
@@ -97,7 +97,7 @@ def _nodes_for(frames: float, days: float, rate: Rate) -> int:
 
 
 def _check_budget(
-    request: Request, frames: float, rate: Rate, nodes: int, gpus: int, hours_bought: float | None
+    request: Request, frames: float | int, rate: Rate, nodes: int, gpus: int, hours_bought: float | int | None
 ) -> None:
     if hours_bought is None:
         return

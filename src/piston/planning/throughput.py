@@ -24,10 +24,10 @@ class Anchor:
     """One measured step of one node: global batch, seconds of wall clock, and of compute where known."""
 
     batch: int
-    wall_s: float
-    compute_s: float | None = None
-    data_s: float | None = None
-    memory_gb: float | None = None
+    wall_s: float | int
+    compute_s: float | int | None = None
+    data_s: float | int | None = None
+    memory_gb: float | int | None = None
     source: str = ""
 
 
@@ -48,26 +48,26 @@ class Anchors:
 class Fit:
     """wall(B) = slope·B + overhead (+ curve·B²), seconds, for one node's batch B; ± at 95 %, None from one point."""
 
-    slope: float
-    overhead: float
+    slope: float | int
+    overhead: float | int
     points: int
     method: str
-    curve: float = 0.0
-    slope_error: float | None = None
-    overhead_error: float | None = None
-    residual_error: float | None = None
-    covariance: tuple[tuple[float, ...], ...] = ()
-    quantile: float = 0.0
+    curve: float | int = 0.0
+    slope_error: float | int | None = None
+    overhead_error: float | int | None = None
+    residual_error: float | int | None = None
+    covariance: tuple[tuple[float | int, ...], ...] = ()
+    quantile: float | int = 0.0
 
-    def wall(self, batch: float) -> float:
+    def wall(self, batch: float | int) -> float | int:
         """Seconds of one step."""
         return self.slope * batch + self.overhead + self.curve * batch * batch
 
-    def rate(self, batch: float) -> float:
+    def rate(self, batch: float | int) -> float | int:
         """Samples per second of one node."""
         return batch / self.wall(batch)
 
-    def wall_error(self, batch: float) -> float | None:
+    def wall_error(self, batch: float | int) -> float | int | None:
         """Half-width of the 95 % interval of the mean step time at this batch; None from too few points."""
         if not self.covariance:
             return None
@@ -118,7 +118,7 @@ def _point(row: Any, where: str) -> Anchor:
     return Anchor(batch, _number(row, "wall_s", where), source=str(row.get("source", "")), **optional)
 
 
-def _number(row: dict[str, Any], name: str, where: str, *, whole: bool = False) -> float:
+def _number(row: dict[str, Any], name: str, where: str, *, whole: bool = False) -> float | int:
     value = row.get(name)
     kind = "a whole positive number" if whole else "a positive finite number"
     good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
@@ -130,7 +130,7 @@ def _number(row: dict[str, Any], name: str, where: str, *, whole: bool = False) 
 
 def check_points(points: tuple[Anchor, ...], where: str) -> None:
     """Raises ValueError for points that cannot be fitted: one twice, compute longer than the step."""
-    seen: dict[tuple[int, float], int] = {}
+    seen: dict[tuple[int, float | int], int] = {}
     for i, point in enumerate(points):
         key = (point.batch, point.wall_s)
         require(
@@ -202,15 +202,15 @@ def _least_squares(points: tuple[Anchor, ...], terms: int) -> Fit:
     )  # fmt: skip
 
 
-def student_t(freedom: int) -> float:
+def student_t(freedom: int) -> float | int:
     """The 97.5 % point of Student's t: where half of a 95 % interval ends."""
 
-    def density(x: float) -> float:
+    def density(x: float | int) -> float | int:
         return (1 + x * x / freedom) ** (-(freedom + 1) / 2)
 
     constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
 
-    def below(x: float, pieces: int = 400) -> float:
+    def below(x: float | int, pieces: int = 400) -> float | int:
         width = x / pieces
         inner = sum((4 if i % 2 else 2) * density(i * width) for i in range(1, pieces))
         return 0.5 + constant * width / 3 * (density(0) + inner + density(x))
@@ -222,7 +222,7 @@ def student_t(freedom: int) -> float:
     return (low + high) / 2
 
 
-def executed_per_sample(rate: Rate) -> float | None:
+def executed_per_sample(rate: Rate) -> float | int | None:
     """FLOPs that the published system executed per sample, full recomputation included; None: shape not reported."""
     if rate.cameras is None or rate.text is None or rate.horizon is None:
         return None
@@ -230,7 +230,7 @@ def executed_per_sample(rate: Rate) -> float | None:
     return flops(config, rate.dead).model + recompute(config, rate.dead, prefix_last=rate.dead == "scanned")
 
 
-def reached(rate: Rate) -> float | None:
+def reached(rate: Rate) -> float | int | None:
     """Share of the datasheet peak that the system's executed FLOPs reached (HFU); None if GPU or shape is unknown."""
     executed = executed_per_sample(rate)
     if executed is None or rate.gpu is None:
@@ -242,9 +242,9 @@ def reached(rate: Rate) -> float | None:
 class Efficiency:
     """HFU to plan with, its range, and where it comes from."""
 
-    value: float
-    low: float
-    high: float
+    value: float | int
+    low: float | int
+    high: float | int
     kind: str
     source: str
 

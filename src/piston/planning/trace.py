@@ -4,8 +4,10 @@ Counts what PyTorch itself allocates, by storage, on one device. Not in it: the 
 allocator rounding and fragmentation. Sharding over several ranks needs the parallel room and is refused until then.
 """
 
+import contextlib
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ class Traced:
     backward_peak: int
     gradients: int
     optimizer_peak: int
-    seconds: float
+    seconds: float | int
 
     @property
     def peak(self) -> int:
@@ -53,7 +55,7 @@ def trace(config: ModelConfig, batch: int, *, checkpointing: Checkpointing, ema:
     started = time.perf_counter()
     rope_angles(torch.zeros(1, 1, dtype=torch.int32), config.paligemma.head_dim)  # caches real constants before
     time_embedding(torch.zeros(1), config.action_expert.width)  # fake ones could take their place
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), attention_as_on_a_gpu():
         model = Pi0(config)
         live = _Live()
         extra = [torch.empty_like(p) for p in model.parameters() for _ in range(3 if ema else 2)]
@@ -64,8 +66,24 @@ def trace(config: ModelConfig, batch: int, *, checkpointing: Checkpointing, ema:
         return _step(model, config, batch, live, extra, started)
 
 
+@contextlib.contextmanager
+def attention_as_on_a_gpu() -> Iterator[None]:
+    """Sends the model's CPU-only spelled-out attention to the fused kernel that it uses on a GPU."""
+    from unittest import mock
+
+    import torch.nn.functional as F
+
+    def fused(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=1.0, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    with mock.patch("piston.model.attention._attend_rounded", fused):
+        yield
+
+
 def _step(
-    model: Any, config: ModelConfig, batch: int, live: "_Live", extra: "list[torch.Tensor]", started: float
+    model: Any, config: ModelConfig, batch: int, live: "_Live", extra: "list[torch.Tensor]", started: float | int
 ) -> Traced:
     from piston.model.flow import flow_loss
 
