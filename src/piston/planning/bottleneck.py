@@ -8,7 +8,7 @@ from piston.planning import formulas
 from piston.planning.case import DECODE, SHARE, Case, settings
 from piston.planning.coefficients import reshaped
 from piston.planning.corpus import SEED_RATE
-from piston.planning.figure import Cell, Figure, Section, Table, assumed, derived, given, measured
+from piston.planning.figure import Cell, Figure, Section, Table, assumed, derived, measured
 
 GB = 1e9
 
@@ -200,6 +200,3 @@ def _linear_share(case: Case) -> float | int:
     total = flops(case.model, case.dead)
     attention = sum(a.forward + a.backward(True) for a in attentions(case.model, case.dead))
     return 1 - attention / total.model
-
-
-__all__ = ["Stage", "cores_needed", "given", "levers", "live_stages", "section"]

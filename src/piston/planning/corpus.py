@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from piston.config.schema import require
 from piston.planning import formulas
@@ -108,6 +107,3 @@ def _scaled(hours: float | int, rate: Figure) -> tuple[float | int | None, float
     if rate.low is None or rate.high is None:
         return None, None
     return hours * rate.low / 1e3, hours * rate.high / 1e3
-
-
-__all__: list[Any] = ["Measured", "corpus_frames", "measure", "rates", "section"]

@@ -7,7 +7,7 @@ from piston.model.cost import flops_by_module, parameters, recompute, total_para
 from piston.planning import backtest, bottleneck, corpus, formulas, landscape, memory, scaling, seed2, target
 from piston.planning.backtest import Bands
 from piston.planning.case import Case, efficiency_figure, model_flops, payload, resolve, settings
-from piston.planning.figure import NOT_REPORTED, Cell, Figure, Section, Table, derived, given, measured, quoted
+from piston.planning.figure import NOT_REPORTED, Cell, Figure, Section, Table, derived, given, quoted, short
 from piston.planning.request import Request
 from piston.planning.target import Answer
 
@@ -72,7 +72,7 @@ def _headline(case: Case, sections: list[Section], answer: Answer) -> tuple[str,
     by_key = {s.key: s for s in sections}
     return (
         by_key["memory"].notes[0],
-        f"{answer.frames:.4g} timesteps on {answer.nodes} node(s) of {case.gpus} × {case.gpu.name}: "
+        f"{short(answer.frames)} timesteps on {answer.nodes} node(s) of {case.gpus} × {case.gpu.name}: "
         f"{by_key['target'].figures['days'].text()}.",
         by_key["bottleneck"].notes[0],
     )
@@ -201,10 +201,15 @@ def _day_band(case: Case, answer: Answer, bands: Bands, anchored: bool) -> tuple
 
 def _target(case: Case, answer: Answer, bands: Bands, anchored: bool) -> Section:
     low, high = _day_band(case, answer, bands, anchored)
+    seen: tuple[float | int | None, ...] = (None, None)
+    if answer.solved == "timesteps":  # the days are given: what is uncertain is how much they see
+        seen = (answer.frames * answer.days / high, answer.frames * answer.days / low)
+        low = high = answer.days
     batch = case.batch // case.nodes * answer.nodes
+    how = answer.how if answer.solved == "timesteps" else "steps × batch"
     contended = [answer.days * (1 + margin) for margin in seed2.WALL_MARGIN]
     figures = {
-        "timesteps": derived(answer.frames, "frames", answer.how if answer.solved == "timesteps" else "steps × batch"),
+        "timesteps": derived(answer.frames, "frames", how, *seen),
         "nodes": derived(answer.nodes, "", answer.how if answer.solved == "nodes" else "given"),
         "global batch": derived(batch, "samples", "the node's batch kept"),
         "steps": derived(formulas.steps_for(answer.frames, batch), "steps", "timesteps / global batch"),
@@ -230,6 +235,3 @@ def _money(case: Case, answer: Answer, band: tuple[float | int, float | int]) ->
     return Section(
         "money", "Money", figures, (), ("In whatever unit the price is in; storage and traffic not included.",)
     )
-
-
-__all__ = ["Plan", "make_plan", "measured"]
