@@ -398,3 +398,15 @@ def test_no_average_is_kept_where_the_run_has_none(make_run: MakeRun) -> None:
     assert not (path / "ema.safetensors").exists()
     assert load_policy_weights(path).keys() == open_checkpoint(path).tensors("model").keys()
     assert train(make_run(ema_decay=None, num_train_steps=4, resume=True)).step == 4
+
+
+def test_the_number_of_threads_is_the_runs_own(make_run: MakeRun) -> None:
+    before = torch.get_num_threads()
+    try:
+        run = make_run(threads=before + 1, num_train_steps=1)
+        train(run)
+        assert torch.get_num_threads() == before + 1
+        recorded = json.loads((directory(run) / "1" / "run.json").read_text())
+        assert recorded["hardware"]["torch_threads"] == before + 1
+    finally:
+        torch.set_num_threads(before)
