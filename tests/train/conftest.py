@@ -102,6 +102,7 @@ def make_run(data_set: tuple[Path, Path], tmp_path: Path) -> MakeRun:
     """make_run(**changes) → a run whose checkpoints go to tmp_path."""
 
     def make(**changes: Any) -> RunConfig:
-        return tiny_run(*data_set, **{"checkpoints": tmp_path, **changes})
+        root, stats = data_set
+        return tiny_run(**{"data_root": root, "stats": stats, "checkpoints": tmp_path, **changes})
 
     return make

@@ -410,3 +410,27 @@ def test_the_number_of_threads_is_the_runs_own(make_run: MakeRun) -> None:
         assert recorded["hardware"]["torch_threads"] == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_memory_that_runs_out_names_the_options_that_help(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
+
+    monkeypatch.setattr(loop, "training_step", greedy)
+    message = r"Tried to allocate 20.00 GiB\.\); expected .* 4 samples at once \(batch of 8 in 2 pieces\).*accumulate"
+    with pytest.raises(ValueError, match=message):
+        train(make_run(accumulate=2))
+
+
+@pytest.mark.parametrize("changes", [{"version": "v2.0"}, {"version": "v2.1"}, {"images": True}], ids=str)
+def test_every_format_trains(
+    make_run: MakeRun, data_set: tuple[Path, Path], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    from make_sets import Spec, make_set  # pyright: ignore[reportMissingImports]
+
+    expected = make_run(checkpoints=tmp_path / "v3", num_train_steps=1)
+    run = make_run(data_root=make_set(tmp_path / "set", Spec(**changes)), num_train_steps=1)
+    train(run)
+    train(expected)
+    (line,), (reference,) = lines(run), lines(expected)
+    assert line["loss"] == pytest.approx(reference["loss"], abs=1e-3)  # the same numbers, videos compressed anew

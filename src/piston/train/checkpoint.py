@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from piston.config.schema import RunConfig
@@ -39,7 +39,7 @@ FORMAT = 1
 
 # A resumed run may change these: they move no number of the run, only where, how long, or how it is watched.
 FREE_FIELDS = frozenset(
-    {"name", "data.root", "data.norm_stats", "data.tokenizer", "data.num_workers", "data.prefetch", "data.tolerance_s"}
+    {"name", "train.init", "data.root", "data.norm_stats", "data.tokenizer", "data.num_workers", "data.prefetch", "data.tolerance_s"}
     | {f"train.{name}" for name in ("exp_name", "checkpoint_dir", "resume", "overwrite", "num_train_steps")}
     | {f"train.{name}" for name in ("log_interval", "save_interval", "keep_last", "keep_period", "validation_interval")}
     | {f"train.{name}" for name in ("validation_batches", "tensorboard", "wandb", "project_name")}
@@ -67,11 +67,14 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         return json.loads(_read(self.path / STATE))
 
-    def tensors(self, name: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """The tensors of one of TENSOR_FILES, by parameter name."""
+    def tensors(
+        self, name: str, device: torch.device | str = "cpu", without: Collection[str] = ()
+    ) -> dict[str, Tensor]:
+        """The tensors of one of TENSOR_FILES, by parameter name; those in `without` are not read."""
         file = self.path / f"{name}.safetensors"
         try:
-            return load_file(file, device=str(device))
+            with safe_open(file, framework="pt", device=str(device)) as opened:
+                return {key: opened.get_tensor(key) for key in opened.keys() if key not in without}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise BadCheckpoint(f"cannot read {file}: {error}; the checkpoint is damaged: use another one") from error
 
@@ -79,19 +82,22 @@ class Checkpoint:
         return (self.path / f"{name}.safetensors").exists()
 
 
-def open_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
-    """The checkpoint in a directory. Raises BadCheckpoint if it is not whole; `verify` also compares every hash."""
-    fault = _fault(path, hashes=verify)
+def open_checkpoint(path: Path, files: Collection[str] | None = None) -> Checkpoint:
+    """The checkpoint in a directory. Raises BadCheckpoint if files are missing, cut, or not those that were written.
+
+    `files`: the ones whose hashes are compared; None: all.
+    """
+    fault = _fault(path, hashes=files)
     if fault is not None:
         raise BadCheckpoint(f"checkpoint {path} cannot be used: {fault}; {_alternative(path)}")
     return Checkpoint(path, int(json.loads(_read(path / MANIFEST))["step"]))
 
 
 def load_policy_weights(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The state dict to serve: EMA weights where the run kept an EMA, else the raw ones. Hashes are checked."""
-    checkpoint = open_checkpoint(path)
-    weights = checkpoint.tensors("model", device)
-    return weights | checkpoint.tensors("ema", device) if checkpoint.has("ema") else weights
+    """The state dict to serve: EMA weights where the run kept an EMA, else the raw ones. Their hashes are checked."""
+    checkpoint = open_checkpoint(path, ("model.safetensors", "ema.safetensors"))
+    averaged = checkpoint.tensors("ema", device) if checkpoint.has("ema") else {}
+    return {**checkpoint.tensors("model", device, without=averaged), **averaged}
 
 
 def whole_checkpoints(directory: Path) -> list[Checkpoint]:
@@ -101,7 +107,7 @@ def whole_checkpoints(directory: Path) -> list[Checkpoint]:
     steps = sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
     found = []
     for step in steps:
-        fault = _fault(directory / str(step), hashes=False)
+        fault = _fault(directory / str(step), hashes=())
         if fault is None:
             found.append(Checkpoint(directory / str(step), step))
         else:
@@ -110,7 +116,7 @@ def whole_checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def _alternative(path: Path) -> str:
-    others = [c for c in whole_checkpoints(path.parent) if c.path != path and _fault(c.path, hashes=True) is None]
+    others = [c for c in whole_checkpoints(path.parent) if c.path != path and _fault(c.path, hashes=None) is None]
     if others:
         return f"{others[-1].path} is whole: move {path.name} away to go on from there"
     return "no other checkpoint of this experiment is whole: start again with --train.overwrite"
@@ -128,8 +134,8 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fault(path: Path, *, hashes: bool) -> str | None:
-    """What keeps a directory from being a whole checkpoint; None if nothing does."""
+def _fault(path: Path, *, hashes: Collection[str] | None) -> str | None:
+    """What keeps a directory from being a whole checkpoint; None if nothing does. `hashes`: see `open_checkpoint`."""
     manifest_file = path / MANIFEST
     if not manifest_file.is_file():
         return f"it has no {MANIFEST}, so it was never finished" if path.is_dir() else "there is no such directory"
@@ -147,9 +153,10 @@ def _fault(path: Path, *, hashes: bool) -> str | None:
             return f"file {name} is missing"
         if (path / name).stat().st_size != size:
             return f"file {name} has {(path / name).stat().st_size} bytes, expected {size}"
-    if hashes:
-        with ThreadPoolExecutor(len(files)) as pool:
-            for name, found in zip(files, pool.map(lambda name: _hash(path / name), files), strict=True):
+    chosen = [name for name in files if hashes is None or name in hashes]
+    if chosen:
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            for name, found in zip(chosen, pool.map(lambda name: _hash(path / name), chosen), strict=True):
                 if found != files[name][1]:
                     return f"file {name} has SHA-256 {found[:12]}…, expected {files[name][1][:12]}…"
     return None
@@ -188,20 +195,7 @@ def write_checkpoint(
         for name, group in tensors.items():
             contiguous = {key: tensor.detach().contiguous() for key, tensor in group.items()}
             save_file(contiguous, temporary / f"{name}.safetensors")
-        written = sorted(temporary.iterdir())
-        for file in written:
-            file.chmod(temporary.stat().st_mode & 0o666)  # safetensors writes for the owner alone
-            _sync(file)
-        with ThreadPoolExecutor(len(written)) as pool:
-            digests = list(pool.map(_hash, written))
-        entries = {
-            file.name: {"bytes": file.stat().st_size, "sha256": digest}
-            for file, digest in zip(written, digests, strict=True)
-        }
-        manifest = {"format": FORMAT, "step": step, "files": entries}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2))
-        _sync(temporary / MANIFEST)
-        _sync(temporary)
+        seal(temporary, step)
         if path.exists():  # not whole, or it would not be written again
             _remove(path)
         temporary.rename(path)
@@ -209,6 +203,24 @@ def write_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(f"could not write checkpoint {path}: {error}") from error
+
+
+def seal(directory: Path, step: int) -> None:
+    """Writes the manifest of the files in a directory, the last step to a whole checkpoint, and flushes them all."""
+    written = sorted(directory.iterdir())
+    for file in written:
+        file.chmod(directory.stat().st_mode & 0o666)  # safetensors writes for the owner alone
+        _sync(file)
+    with ThreadPoolExecutor(len(written)) as pool:
+        digests = list(pool.map(_hash, written))
+    entries = {
+        file.name: {"bytes": file.stat().st_size, "sha256": digest}
+        for file, digest in zip(written, digests, strict=True)
+    }
+    manifest = {"format": FORMAT, "step": step, "files": entries}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2))
+    _sync(directory / MANIFEST)
+    _sync(directory)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -237,7 +249,7 @@ class Experiment:
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], files: Mapping[str, bytes]) -> Checkpoint:
         """Writes checkpoint `step` if it is not there, then deletes what retention does not keep."""
         path = self.directory / str(step)
-        if _fault(path, hashes=False) is not None:
+        if _fault(path, hashes=()) is not None:
             try:
                 write_checkpoint(path, step, tensors, files)
             except OSError as error:

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from piston.batch import Batch
-from piston.config.schema import ModelConfig, RunConfig
+from piston.config.schema import RunConfig
 from piston.data.augment import prepare
 from piston.data.loader import Loader
 from piston.model.flow import flow_loss
@@ -30,6 +30,8 @@ from piston.model.init import initialise
 from piston.model.pi0 import Pi0
 from piston.train import checkpoint
 from piston.train.checkpoint import Checkpoint, Experiment, open_experiment
+from piston.train.freeze import freeze, trainable_table
+from piston.train.initial import load_initial
 from piston.train.metrics import Metrics, check_writers
 from piston.train.optim import Optimizer, learning_rate, parameter_norm
 from piston.train.provenance import run_json
@@ -58,11 +60,10 @@ def train(run: RunConfig, console: Console | None = None) -> TrainResult:
     run, a loss that is not finite.
     """
     check_writers(run)
-    check_trainable(run.model)
     console, settings, device = console or Console(), run.train, find_device(run.train.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, OutOfMemory(run):
         experiment = opened.enter_context(open_experiment(run))
         sources = open_sources(run, experiment.latest)
         job = start(run, experiment, sources, device, console)
@@ -75,7 +76,7 @@ def train(run: RunConfig, console: Console | None = None) -> TrainResult:
             loss_B, grad_norm = training_step(job.model, job.optimizer, batch, settings.accumulate)
             metrics.record(loss_B, grad_norm)
             if job.due(settings.log_interval):
-                metrics.log(learning_rate(run.optim, step), param_norm=parameter_norm(job.optimizer.parameters).item())
+                metrics.log(learning_rate(run.optim, step), param_norm=parameter_norm(dict(job.model.named_parameters())).item())
             if sources.validation is not None and job.due(settings.validation_interval):
                 with metrics.paused():
                     metrics.log_validation(validate(job, sources.validation_batches(), device))
@@ -187,11 +188,15 @@ class Job:
 
 
 def start(run: RunConfig, experiment: Experiment, sources: Sources, device: torch.device, console: Console) -> Job:
-    """The state to train from, by precedence: 1. the experiment's last checkpoint; 2. the reference's initialisers."""
+    """The state to train from: the experiment's last checkpoint, or the reference's initialisers, then `train.init`."""
     latest = experiment.latest
-    model = Pi0.on_meta(run.model).to_empty(device=device)
+    model = Pi0.on_meta(run.model)
+    freeze(model)
+    model.to_empty(device=device)
     if latest is None:
         initialise(model, run.train.seed)
+        if run.train.init is not None:
+            load_initial(model, run, console)
         job = Job(run, model, Optimizer(dict(model.named_parameters()), run.optim), [])
         if run.train.resume:
             console.print(f"no checkpoint in {experiment.directory}: starting at step 0")
@@ -202,6 +207,8 @@ def start(run: RunConfig, experiment: Experiment, sources: Sources, device: torc
         console.print(f"resumed from {latest.path}: {job.step} steps done")
     experiment.check_space(sum(t.nbytes for group in tensors_of(job).values() for t in group.values()))
     checkpoint.write_file(experiment.directory / checkpoint.RUN, run_json(run).encode())
+    if not all(p.requires_grad for p in model.parameters()):
+        console.print(trainable_table(model))
     count = sum(p.numel() for p in model.parameters())
     console.print(f"{run.name}: {count:,} parameters on {device}; {sources.describe()}", highlight=False)
     return job
@@ -250,6 +257,25 @@ def finish(experiment: Experiment, job: Job, metrics: Metrics, stop: "StopSignal
     return TrainResult(job.step, last, dict(metrics.last), stopped)
 
 
+@dataclass(frozen=True)
+class OutOfMemory:
+    """Tells the user what to change when the GPU's memory runs out."""
+
+    run: RunConfig
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            size, count = self.run.train.batch_size, self.run.train.accumulate
+            raise ValueError(
+                f"the GPU's memory ran out ({str(error).splitlines()[0]}); expected model, optimizer and "
+                f"{size // count} samples at once (batch of {size} in {count} pieces) to fit: raise "
+                "--train.accumulate, which changes no result beyond rounding, or lower --train.batch-size"
+            ) from error
+
+
 class StopSignal:
     """SIGINT and SIGTERM let the current step finish; a second SIGINT interrupts at once."""
 
@@ -271,15 +297,6 @@ class StopSignal:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
         os.write(2, f"\n{self.received.name}: finishing this step and saving\n".encode())  # print is not reentrant
-
-
-def check_trainable(model: ModelConfig) -> None:
-    """Raises ValueError for a model that this loop would train otherwise than asked."""
-    if any(e.lora_attn or e.lora_ffn for e in (model.paligemma, model.action_expert)):
-        raise ValueError(
-            "the model asks for LoRA (lora_attn, lora_ffn), but training does not freeze the rest of it yet and would "
-            "fine-tune everything; expected None: leave LoRA out"
-        )
 
 
 def find_device(name: str) -> torch.device:

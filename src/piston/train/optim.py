@@ -160,4 +160,5 @@ def parameter_norm(parameters: Mapping[str, Tensor]) -> Float[Tensor, ""]:
     Left out: vectors (biases, norm scales), position and token embeddings.
     """
     kernels = [p.detach() for name, p in parameters.items() if p.ndim > 1 and not name.endswith("embedding")]
-    return get_total_norm(kernels)
+    norms = [torch.linalg.vector_norm(p, dtype=torch.float32) for p in kernels if p.dtype == torch.bfloat16]  # frozen
+    return torch.linalg.vector_norm(torch.stack([get_total_norm([p for p in kernels if p.dtype != torch.bfloat16]), *norms]))
