@@ -141,7 +141,7 @@ def interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 
 def float64_frequencies(width: int, device: torch.device) -> torch.Tensor:
     period = 0.004 * 1000.0 ** np.linspace(0, 1, width // 2)
-    return torch.from_numpy((2 * np.pi / period).astype(np.float32)).to(device)
+    return torch.from_numpy((1 / period).astype(np.float32)).to(device)
 
 
 def all_bidirectional(valid: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

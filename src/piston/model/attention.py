@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
@@ -42,7 +43,7 @@ def never_empty(mask_BNM: Bool[Tensor, "B N M"]) -> Bool[Tensor, "B N M"]:
 
 @functools.lru_cache(maxsize=32)
 def _rope_timescale(head_dim: int, device: torch.device) -> Tensor:
-    """10000^(2j/E), float32; the power correctly rounded, as XLA's is (numpy's float32 power is an ulp off in places)."""
+    """10000^(2j/E), float32; the power correctly rounded, as XLA's is (numpy's float32 power can be an ulp off)."""
     exponent = (np.float32(2.0) / np.float32(head_dim)) * np.arange(head_dim // 2, dtype=np.float32)
     return torch.from_numpy(np.power(ROPE_MAX_WAVELENGTH, exponent.astype(np.float64)).astype(np.float32)).to(device)
 
@@ -55,8 +56,9 @@ def rope_angles(positions_BN: Int32[Tensor, "B N"], head_dim: int) -> tuple[Tens
 
 def rotate(x_BNQE: Float[Tensor, "B N Q E"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B N Q E"]:
     """Rotary embedding on the two halves of each head, in float32, back in x's dtype."""
-    first, second = wide(x_BNQE).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BNQE.dtype)
+    first, second = x_BNQE.chunk(2, dim=-1)
+    turned = (wide(first) * cos - wide(second) * sin, wide(second) * cos + wide(first) * sin)
+    return torch.cat(turned, dim=-1).to(x_BNQE.dtype)
 
 
 def attend(
@@ -67,8 +69,12 @@ def attend(
 ) -> Float[Tensor, "B N Q E"]:
     """softmax(q·kᵀ)·v with queries scaled already; logits and softmax in float32; kv heads are the slow index of Q.
 
-    No row of the mask may be empty (see `never_empty`).
+    No row of the mask may be empty (see `never_empty`). In bfloat16 the reference rounds the probabilities before it
+    multiplies by v. A fused kernel rounds elsewhere; on a GPU it is used all the same, since the spelled-out form keeps
+    float32 logits of every layer for the backward pass.
     """
+    if q_BNQE.dtype == torch.bfloat16 and not q_BNQE.is_cuda:
+        return _attend_rounded(q_BNQE, k_BMKE, v_BMKE, mask_BNM)
     out_BQNE = F.scaled_dot_product_attention(
         q_BNQE.transpose(1, 2),
         k_BMKE.transpose(1, 2),
@@ -78,3 +84,16 @@ def attend(
         enable_gqa=q_BNQE.shape[2] != k_BMKE.shape[2],
     )
     return out_BQNE.transpose(1, 2)
+
+
+def _attend_rounded(q_BNQE: Tensor, k_BMKE: Tensor, v_BMKE: Tensor, mask_BNM: Tensor) -> Tensor:
+    """`attend` rounded where openpi models/gemma.py (Attention) rounds: float32 logits, probabilities in q's dtype.
+
+    The query heads that share a key stand in one axis, so that the gradient of key and value is one product, too.
+    """
+    groups = q_BNQE.shape[2] // k_BMKE.shape[2]
+    q = rearrange(q_BNQE, "b n (k g) e -> b k (g n) e", g=groups)
+    k, v = rearrange(k_BMKE, "b m k e -> b k e m"), rearrange(v_BMKE, "b m k e -> b k m e")
+    hidden = ~mask_BNM[:, None].repeat(1, 1, groups, 1)
+    probabilities = (q.float() @ k.float()).masked_fill(hidden, float("-inf")).softmax(-1).to(q.dtype)
+    return rearrange(probabilities @ v, "b k (g n) e -> b n (k g) e", g=groups)

@@ -51,9 +51,13 @@ class AdaRMSNorm(nn.Module):
 
 
 def _unit_rms(x: Tensor) -> Tensor:
-    """x / sqrt(mean(x²) + eps), float32."""
-    x32 = wide(x)
-    return x32 * torch.reciprocal(torch.sqrt((x32 * x32).mean(-1, keepdim=True) + RMS_NORM_EPS))
+    """x / sqrt(mean(x²) + eps), float32.
+
+    Two casts, in this order: in bfloat16 each rounds its own part of x's gradient, and autograd then adds them to the
+    residual's in the order of the reference, the later cast's first.
+    """
+    scaled, x32 = wide(x), wide(x)
+    return scaled * torch.reciprocal(torch.sqrt((x32 * x32).mean(-1, keepdim=True) + RMS_NORM_EPS))
 
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
@@ -102,7 +106,7 @@ class Expert(nn.Module):
         return KeyValue(k, v)
 
     def mlp(self, y_BNX: Tensor) -> Tensor:
-        gate, up = self.gate_up(y_BNX).chunk(2, dim=-1)
+        gate, up = self.gate_up.halves(y_BNX)
         return self.down(gelu(gate) * up)
 
     def finish(self, x: Tensor, attended_BNQE: Tensor, gate: Tensor | None, cond_BY: Tensor | None) -> Tensor:
@@ -160,7 +164,8 @@ class Block(nn.Module):
             return None, None, new
         q_BNQE = torch.cat([e.queries(y) for e, _, y, _ in asking], dim=1)
         rows = q_BNQE.shape[1]
-        q_BNQE = rotate(q_BNQE, rotary.cos[:, -rows:], rotary.sin[:, -rows:]) * self.suffix.head_dim**-0.5
+        scale = rounded(self.suffix.head_dim**-0.5, q_BNQE.dtype)  # exact only where head_dim is a power of four
+        q_BNQE = rotate(q_BNQE, rotary.cos[:, -rows:], rotary.sin[:, -rows:]) * scale
         attended = attend(q_BNQE, keys, values, mask_BNM)
         outputs: dict[int, Tensor] = {}
         start = 0

@@ -67,6 +67,7 @@ def initialise(model: nn.Module, seed: int) -> None:
         rule = next(rule for pattern, rule in RULES if re.search(pattern, name))
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+        # A frozen bfloat16 parameter is drawn in float32 and rounded, as openpi does.
+        drawn = torch.empty(parameter.shape, dtype=torch.promote_types(parameter.dtype, torch.float32))
         rule(drawn, generator)
         parameter.copy_(drawn)

@@ -6,10 +6,12 @@ torch.compile the compiler may fuse them again, as XLA does.
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 
 def wide(x: Tensor) -> Tensor:
@@ -35,6 +37,15 @@ class Projection(nn.Module):
             y = y if self.bias is None else y + self.bias.to(x.dtype)
         return y if self.lora is None else y + self.lora(x)
 
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The two halves of y, where the reference makes two products and so rounds x's gradient twice. No bias."""
+        if x.dtype != torch.bfloat16:
+            first, second = self(x).chunk(2, dim=-1)
+            return first, second
+        y = torch.cat([F.linear(x, w) for w in self.weight.to(x.dtype).chunk(2)], dim=-1)
+        first, second = (y if self.lora is None else y + self.lora(x)).chunk(2, dim=-1)
+        return first, second
+
 
 def rounded(value: float, dtype: torch.dtype) -> float:
     """A constant as the reference holds it: rounded to the compute dtype first (√72 is 8.5 in bfloat16)."""
@@ -43,10 +54,35 @@ def rounded(value: float, dtype: torch.dtype) -> float:
 
 def gelu(x: Tensor) -> Tensor:
     """GELU in its tanh form, as flax and Gemma use it."""
-    if x.dtype != torch.bfloat16:
-        return F.gelu(x, approximate="tanh")
+    return F.gelu(x, approximate="tanh") if x.dtype != torch.bfloat16 else _RoundedGelu.apply(x)
+
+
+class _RoundedGelu(torch.autograd.Function):
+    """GELU and its derivative, each operation rounded to x's dtype in the order of jax.nn.gelu and jax.grad."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * _gelu_parts(x)[1]
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+        (grad,), (x,) = grad_outputs, ctx.saved_tensors
+        tanh, cdf = _gelu_parts(x)
+        through_cdf = (0.5 * (grad * x)) * (1.0 - tanh)
+        inner = rounded(math.sqrt(2 / math.pi), x.dtype) * (through_cdf + through_cdf * tanh)
+        cube = (rounded(0.044715, x.dtype) * inner) * (3.0 * (x * x))
+        return (cube + inner) + grad * cdf  # in this order under openpi's rematerialised layers
+
+
+def _gelu_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The tanh of the tanh form, and the approximated normal distribution function."""
     inner = rounded(math.sqrt(2 / math.pi), x.dtype) * (x + rounded(0.044715, x.dtype) * (x * (x * x)))
-    return x * (0.5 * (1.0 + torch.tanh(inner)))
+    tanh = torch.tanh(inner)
+    return tanh, 0.5 * (1.0 + tanh)
 
 
 def unmasked_attention(q_BNQE: Tensor, k_BNQE: Tensor, v_BNQE: Tensor) -> Tensor:
@@ -55,7 +91,26 @@ def unmasked_attention(q_BNQE: Tensor, k_BNQE: Tensor, v_BNQE: Tensor) -> Tensor
     if q.dtype != torch.bfloat16:
         out = F.scaled_dot_product_attention(q, k, v, scale=1.0)
     else:
-        logits = q @ k.transpose(-1, -2)
-        shifted = torch.exp(logits - logits.amax(-1, keepdim=True).detach())
-        out = (shifted / shifted.float().sum(-1, keepdim=True).to(q.dtype)) @ v
+        out = _RoundedSoftmax.apply(q @ k.transpose(-1, -2))[0] @ v
     return out.transpose(1, 2)
+
+
+class _RoundedSoftmax(torch.autograd.Function):
+    """Softmax over the last axis and its derivative, each operation rounded to x's dtype as in jax.nn.softmax."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shifted = torch.exp(x - x.amax(-1, keepdim=True))
+        total = shifted.sum(-1, keepdim=True)
+        return shifted / total, shifted, total
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+        grad, (shifted, total) = grad_outputs[0], ctx.saved_tensors
+        through_total = ((grad * (1.0 / (total * total))) * shifted).sum(-1, keepdim=True)
+        return (grad / total - through_total) * shifted

@@ -3,10 +3,13 @@
 Source: openpi models/lora.py (Einsum, FeedForward)
 """
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
 from piston.config.schema import LoraConfig
+from piston.model.layers import rounded
 
 
 class FanOut(nn.Module):
@@ -20,13 +23,14 @@ class FanOut(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         low = torch.einsum("...i,gir->...gr", x, self.a.to(x.dtype))
-        return torch.einsum("...gr,gro->...go", low, self.b.to(x.dtype)).flatten(-2) * self.scaling
+        return torch.einsum("...gr,gro->...go", low, self.b.to(x.dtype)).flatten(-2) * rounded(self.scaling, x.dtype)
 
 
 class FanIn(nn.Module):
     """G inputs side by side → one output: attention output (G = heads), FFN down projection (G = 1).
 
-    A contracts over groups and width together; B is summed over groups, as the reference's einsum does.
+    A contracts over groups and width together; B is summed over groups, one after the other as the reference's einsum
+    does, which in bfloat16 rounds each time.
     """
 
     def __init__(self, config: LoraConfig, groups: int, d_in: int, d_out: int, scaling: float) -> None:
@@ -37,4 +41,4 @@ class FanIn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         low = x @ self.a.to(x.dtype).flatten(0, 1)
-        return torch.einsum("...r,gro->...o", low, self.b.to(x.dtype)) * self.scaling
+        return low @ functools.reduce(torch.add, self.b.to(x.dtype).unbind(0)) * rounded(self.scaling, x.dtype)

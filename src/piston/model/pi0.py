@@ -4,6 +4,7 @@ Source: openpi models/pi0.py Taps carry the names of the golden bundles.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Tokens(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def _time_frequencies(width: int, device: torch.device) -> Tensor:
-    """((1/period)·2)·π, float32 [width/2], in the reference's own order of float32 roundings.
+    """1/period, float32 [width/2], in the reference's own order of float32 roundings.
 
     The power is correctly rounded (float64, then cast): numpy's and torch's float32 powers are an ulp off in places,
     which moves the embedding by 6e-5, since the angle reaches 1571 rad.
@@ -48,13 +49,18 @@ def _time_frequencies(width: int, device: torch.device) -> Tensor:
     fraction[-1] = 1.0 if half > 1 else 0.0
     ratio = np.power(TIME_MAX_PERIOD / TIME_MIN_PERIOD, fraction.astype(np.float64)).astype(np.float32)
     period = np.float32(TIME_MIN_PERIOD) * ratio
-    frequency = ((np.float32(1.0) / period) * np.float32(2.0)) * np.float32(np.pi)
-    return torch.from_numpy(frequency).to(device)
+    return torch.from_numpy(np.float32(1.0) / period).to(device)
 
 
-def time_embedding(time_B: Float[Tensor, "B"], width: int) -> Float[Tensor, "B {width}"]:
-    """[sin, cos] of the flow time at periods from 4 ms to 4 s, float32; openpi models/pi0.py (posemb_sincos)."""
-    angle = time_B[:, None].float() * _time_frequencies(width, time_B.device)
+def time_embedding(time_B: Float[Tensor, "B"], width: int, *, alone: bool = False) -> Float[Tensor, "B {width}"]:
+    """[sin, cos] of the flow time at periods from 4 ms to 4 s, float32; openpi models/pi0.py (posemb_sincos).
+
+    `alone`: the loss of a whole batch of one sample, for which XLA multiplies time by 2π before it divides by the
+    period. The angle reaches 1571 rad, so this one rounding moves the embedding by 1.2e-4.
+    """
+    rate, turn = _time_frequencies(width, time_B.device), 2 * math.pi
+    t_B1 = time_B[:, None].float()
+    angle = (t_B1 * turn) * rate if alone else t_B1 * (rate * turn)
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
@@ -174,7 +180,9 @@ class Pi0(nn.Module):
     ) -> Float[Tensor, "B A D"]:
         """Action chunk [B, A, D], normalised: Euler from noise at t = 1 to t = 0; the prefix is computed once."""
         if num_steps < 1:
-            raise ValueError(f"num_steps is {num_steps}; sampling needs at least one Euler step (the reference takes 10)")
+            raise ValueError(
+                f"num_steps is {num_steps}; sampling needs at least one Euler step (the reference takes 10)"
+            )
         prefix = self.embed_prefix(observation)
         prefix_mask = attention_mask(prefix.valid_BN, prefix.starts_block_N)
         positions = positions_of(prefix.valid_BN)

@@ -26,10 +26,10 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x32 = wide(x)
+        centred, x32 = wide(x), wide(x)  # two casts in this order: see gemma._unit_rms
         mean = x32.mean(-1, keepdim=True)
         variance = ((x32 * x32).mean(-1, keepdim=True) - mean * mean).clamp_min(0.0)
-        return ((x32 - mean) * (torch.rsqrt(variance + LAYER_NORM_EPS) * self.weight) + self.bias).to(x.dtype)
+        return ((centred - mean) * (torch.rsqrt(variance + LAYER_NORM_EPS) * self.weight) + self.bias).to(x.dtype)
 
 
 class SiglipBlock(nn.Module):

@@ -20,7 +20,7 @@ from piston.model.weights import to_openpi_jax
 from piston.train.optim import Optimizer, learning_rate, parameter_norm
 from piston.verify import judge
 from piston.verify.bundle import Arrays, Bundle, CurveSet, Dtype, stacked_observation, under
-from piston.verify.execute import Results, load_model, numpy
+from piston.verify.execute import Results, load_model, numpy, time_posemb_of_one
 from piston.verify.report import Report, Row
 
 STEP_TOLERANCE = 2e-4  # relative, loss and gradient norm of every step
@@ -87,7 +87,7 @@ def replay(curve: CurveSet, variant: str, dtype: Dtype, device: str) -> tuple[Re
     for step in range(arrays["noise"].shape[0]):
         observation, actions = batches[step % len(batches)]
         noise, time = (torch.from_numpy(arrays[k][step]).to(device) for k in ("noise", "time"))
-        loss = flow_loss(model, observation, actions, noise, time).mean()
+        loss = flow_loss(model, observation, actions, noise, time, time_posemb=time_posemb_of_one(model, time)).mean()
         loss.backward()
         scalars["grad_norm"].append(optimizer.update())
         scalars["loss"].append(loss.detach())

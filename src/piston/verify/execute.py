@@ -9,7 +9,7 @@ from torch import Tensor
 
 from piston.batch import Observation
 from piston.model.flow import flow_loss
-from piston.model.pi0 import Pi0
+from piston.model.pi0 import Pi0, time_embedding
 from piston.model.weights import from_openpi_jax, to_openpi_jax
 from piston.verify.bundle import Arrays, Dtype, ModelSet
 
@@ -52,6 +52,14 @@ def same_shape(name: str, ours: np.ndarray, reference: Arrays) -> None:
         )
 
 
+def time_posemb_of_one(model: Pi0, time: Tensor) -> Tensor | None:
+    """The time embedding of a whole batch of one sample, rounded as XLA rounds it there; None for other batches.
+
+    Not the model's own rule, since to the model one sample may be a micro-batch of a larger batch.
+    """
+    return time_embedding(time, model.config.action_expert.width, alone=True) if time.shape[0] == 1 else None
+
+
 def forward_and_gradient(
     model_set: ModelSet,
     model: Pi0,
@@ -64,7 +72,7 @@ def forward_and_gradient(
     params = next(model.parameters()).dtype
     observation, place = _placed(model_set, device, params)
     actions, noise, time = (place(model_set.tensor(n)) for n in ("actions", "noise", "time"))
-    posemb = None if time_posemb is None else place(torch.from_numpy(time_posemb))
+    posemb = time_posemb_of_one(model, time) if time_posemb is None else place(torch.from_numpy(time_posemb))
     tap: dict[str, Tensor] = {}
     with torch.set_grad_enabled(gradient):
         loss = flow_loss(model, observation, actions, noise, time, tap, posemb).mean()
