@@ -19,7 +19,7 @@ class ExpertConfig:
 
     gain: float = 4.0  # 1/s: velocity per metre of error, before the speed limit
     push: float = 0.012  # m, standard deviation of the disturbance of each step, per axis
-    steps: int = 20  # frames of a recorded episode
+    steps: int = 24  # frames of a recorded episode
 
 
 def expert_velocity(arms: PlanarArms, expert: ExpertConfig) -> Float[np.ndarray, "N 2"]:

@@ -22,9 +22,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt8
 
 COLOURS: dict[str, tuple[int, int, int]] = {"red": (214, 40, 40), "green": (40, 190, 60), "blue": (50, 80, 225)}
-TABLE_RGB = (196, 190, 180)
-FLOOR_RGB = (120, 118, 115)
-LINK_RGB = (72, 74, 80)
+# Table, floor and links are near mid-grey, which is 0 to the model: what stands out of it is what matters.
+TABLE_RGB = (128, 128, 128)
+FLOOR_RGB = (110, 110, 110)
+LINK_RGB = (90, 92, 96)
 JOINT_RGB = (40, 41, 45)
 HAND_RGB = (58, 60, 66)
 HAND_MARK_RGB = (245, 245, 245)
@@ -43,13 +44,16 @@ class ArmConfig:
     fps: int = 10
     image_size: int = 56  # pixels; both cameras are square
     max_speed: float = 0.6  # m/s, of the hand
-    block_side: float = 0.12  # m
-    block_separation: float = 0.26  # m, least distance between block centres
-    block_margin: float = 0.12  # m, least distance of a block centre from the table's edge
-    hand_radius: float = 0.09  # m: hides a block completely when centred over it
+    block_side: float = 0.18  # m
+    block_separation: float = 0.3  # m, least distance between block centres
+    block_low: tuple[float, float] = (0.12, 0.36)  # m, block centres lie between this corner …
+    block_high: tuple[float, float] = (0.88, 0.88)  # … and that one
+    home_xy: tuple[float, float] = (0.5, 0.1)  # m, where the hand starts …
+    home_spread: float = 0.05  # m, … give or take, per axis
+    hand_radius: float = 0.13  # m: hides a block completely when centred over it
     wrist_view: float = 0.4  # m, side of the square that the wrist camera sees
     base_view: float = 1.1  # m, side of the square that the base camera sees
-    reach_tolerance: float = 0.025  # m, from the block's centre
+    reach_tolerance: float = 0.04  # m, from the block's centre
     hold_steps: int = 5  # consecutive steps within the tolerance that count as reached
     max_steps: int = 40  # then the episode has failed
 
@@ -100,13 +104,13 @@ class Scene:
 def scene(config: ArmConfig, seed: int, number: int) -> Scene:
     """Scene `number` of the stream `seed`; a pure function of its arguments. Targets cycle through the colours."""
     rng = np.random.default_rng([seed, number])
-    low, high = config.block_margin, 1.0 - config.block_margin
     blocks: list[np.ndarray] = []
     while len(blocks) < len(COLOURS):
-        candidate = rng.uniform(low, high, size=2)
+        candidate = rng.uniform(config.block_low, config.block_high)
         if all(np.hypot(*(candidate - block)) >= config.block_separation for block in blocks):
             blocks.append(candidate)
-    return Scene(np.stack(blocks), rng.uniform(0.05, 0.95, size=2), number % len(COLOURS))
+    hand_2 = np.array(config.home_xy) + rng.uniform(-config.home_spread, config.home_spread, size=2)
+    return Scene(np.stack(blocks), hand_2, number % len(COLOURS))
 
 
 class PlanarArms:

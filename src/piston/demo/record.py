@@ -18,6 +18,7 @@ import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from av.video.frame import PictureType
 from jaxtyping import Float, UInt8
 
 from piston.demo.expert import Demonstration, ExpertConfig, demonstrate
@@ -40,7 +41,7 @@ class DemoConfig:
 
     arm: ArmConfig = field(default_factory=ArmConfig)
     expert: ExpertConfig = field(default_factory=ExpertConfig)
-    episodes: int = 400
+    episodes: int = 700
     seed: int = 0
     crf: int = 16  # libx264's constant rate factor: 0 lossless … 51 worst
     gop: int = 2  # a keyframe every so many frames, as LeRobot records
@@ -57,9 +58,8 @@ def build(root: Path, config: DemoConfig | None = None, *, progress: Progress | 
     """
     config = config or DemoConfig()
     wanted = {"recorder_version": RECORDER_VERSION, **json.loads(json.dumps(dataclasses.asdict(config)))}
-    if root.exists():
-        if recorded_with(root) == wanted:
-            return False
+    if root.exists() and recorded_with(root) == wanted:
+        return False
     root.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{root.name}.partial-", dir=root.parent))
     try:
@@ -82,8 +82,8 @@ def recorded_with(root: Path) -> dict:
         if root.is_dir() and not any(root.iterdir()):
             return {}
         raise ValueError(
-            f"{root} exists and is not a demo data set (it has no {RECIPE_FILE}), expected a free path or an earlier demo "
-            "data set; nothing was changed: choose another path or move the folder away"
+            f"{root} exists and is not a demo data set (it has no {RECIPE_FILE}), expected a free path or an earlier "
+            "demo data set; nothing was changed: choose another path or move the folder away"
         )
     return json.loads(recipe.read_text())
 
@@ -181,7 +181,7 @@ class _Video:
         for position, image_HW3 in enumerate(images_THW3):
             frame = av.VideoFrame.from_ndarray(image_HW3, format="rgb24")
             frame.pts, frame.time_base = self._count, self._tick
-            frame.pict_type = av.video.frame.PictureType.I if position == 0 else av.video.frame.PictureType.NONE
+            frame.pict_type = PictureType.I if position == 0 else PictureType.NONE
             self._container.mux(self._stream.encode(frame))
             self._count += 1
 
@@ -206,7 +206,12 @@ class _Distribution:
         """min, max, mean, std, count and quantiles as LeRobot stores them; images per channel, in [0, 1]."""
         if self.values_nF is not None:
             values_nF = self.values_nF.astype(np.float64)
-            found = {"min": values_nF.min(0), "max": values_nF.max(0), "mean": values_nF.mean(0), "std": values_nF.std(0)}
+            found = {
+                "min": values_nF.min(0),
+                "max": values_nF.max(0),
+                "mean": values_nF.mean(0),
+                "std": values_nF.std(0),
+            }
             found |= {name: np.quantile(values_nF, q, axis=0) for name, q in QUANTILES.items()}
             return {**{name: value.tolist() for name, value in found.items()}, "count": [self.frames]}
         assert self.levels_3L is not None
@@ -302,7 +307,10 @@ def _frame_schema() -> pa.Schema:
     notes = {
         key: {"feature": {"dtype": "float32", "_type": "Value"}, "length": width, "_type": "List"}
         for key, width in widths.items()
-    } | {key: {"dtype": {"float": "float32"}.get(str(kind), str(kind)), "_type": "Value"} for key, kind in scalars.items()}
+    } | {
+        key: {"dtype": {"float": "float32"}.get(str(kind), str(kind)), "_type": "Value"}
+        for key, kind in scalars.items()
+    }
     return pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": notes}})})
 
 
@@ -329,7 +337,13 @@ def _tasks_table() -> pa.Table:
     """task_index with the text as the pandas index named `task`, as LeRobot 0.6 writes it without needing pandas."""
     table = pa.table({"task_index": pa.array(range(len(PROMPTS)), pa.int64()), "task": pa.array(PROMPTS, pa.string())})
     columns = [
-        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None},
+        {
+            "name": "task_index",
+            "field_name": "task_index",
+            "pandas_type": "int64",
+            "numpy_type": "int64",
+            "metadata": None,
+        },
         {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None},
     ]
     note = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "creator": {"library": "pyarrow"}}
