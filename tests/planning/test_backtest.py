@@ -76,6 +76,14 @@ def test_summary_is_median_and_worst() -> None:
         assert count >= 1
 
 
+def test_the_guide_prints_these_errors() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    names = {"scaling": "scaling to 256 GPUs"}
+    for quantity, (median, worst, _) in summary(all_errors()).items():
+        row = f"| {names.get(quantity, quantity)} | {100 * median:.0f} % | {100 * worst:.0f} % |"
+        assert row in guide, row
+
+
 def test_a_folder_of_profiles_joins_in(tmp_path: Path) -> None:
     profile = {
         "schema": "piston.profile/1", "gpu": "H100", "gpus": 1, "batch": 32, "cameras": 3, "text": 200, "horizon": 10,

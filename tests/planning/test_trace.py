@@ -23,17 +23,17 @@ def both(subject: str, batch: int, checkpointing: Any, **shape: Any) -> tuple[Tr
 def test_small_model_agrees_with_the_formulas(checkpointing: Any) -> None:
     found, mine = both("debug_pi05", 8, checkpointing)
     assert mine["weights"] + mine["moments"] == found.state
-    assert mine["forward"] == pytest.approx(found.forward_end, rel=0.02)
-    assert mine["peak"] == pytest.approx(found.peak, rel=0.06)
+    assert mine["forward_end"] == pytest.approx(found.forward_end, rel=0.02)
+    assert mine["peak"] == pytest.approx(found.peak, rel=0.1)
 
 
 def test_gradients_are_those_of_live_weights() -> None:
-    found, mine = both("debug_pi05", 2, "none")
+    found, mine = both("debug_cpu", 2, "none")
     assert mine["gradients"] == pytest.approx(found.gradients, rel=1e-3)
 
 
 def test_checkpointing_and_batch_move_the_peak_the_right_way() -> None:
-    config = recipe("debug_pi05").model
+    config = dataclasses.replace(recipe("debug_cpu").model, dtype="bfloat16")
     plain = trace(config, 8, checkpointing="none", ema=False)
     assert trace(config, 8, checkpointing="full", ema=False).forward_end < plain.forward_end
     assert trace(config, 4, checkpointing="none", ema=False).peak < plain.peak
@@ -68,5 +68,5 @@ def test_full_size_model_agrees_with_the_formulas(shape: tuple[int, int, int], b
     found, mine = both("pi05_libero", batch, checkpointing, cameras=cameras, text=text, horizon=horizon)
     assert found.seconds < 300
     assert reshaped(PI05, *shape).prefix_len == 256 * cameras + text
-    assert mine["forward"] == pytest.approx(found.forward_end, rel=0.03)
-    assert mine["peak"] == pytest.approx(found.peak, rel=0.05)
+    assert mine["forward_end"] == pytest.approx(found.forward_end, rel=0.03)
+    assert mine["peak"] == pytest.approx(found.peak, rel=0.03)

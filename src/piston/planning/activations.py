@@ -27,11 +27,16 @@ class Unit:
     stock: int
     compiled: int
     casts: int  # bytes of weights cast to the compute dtype that autograd keeps, whatever the batch
-    workspace: int = 0  # bytes per sample of gradients alive at once inside the block's backward
+    lean: int = 0  # bytes per sample of temporaries alive at once inside the block's backward, fused operations
+    spelled: int = 0  # the same for Piston's operations, whose GELU recomputes its parts
 
     def saved(self, kernels: str) -> int:
         """Bytes per sample under `eager`, `stock`, `compiled` or `xla` kernels (XLA keeps what a compiler would)."""
         return {"eager": self.eager, "stock": self.stock, "compiled": self.compiled, "xla": self.compiled}[kernels]
+
+    def working(self, kernels: str) -> int:
+        """Bytes per sample of temporaries in the block's backward; XLA's are never all alive."""
+        return {"eager": self.spelled, "stock": self.lean, "compiled": self.lean, "xla": 0}[kernels]
 
 
 def compute_bytes(config: ModelConfig) -> int:
@@ -61,10 +66,8 @@ def _vision(config: ModelConfig) -> Unit:
     stock = c * (8 * stream + 2 * inner) + FLOAT32 * rows * (heads + 4)
     # Two norms: x, x − mean and rsqrt·weight in float32, three columns; and what the products behind them read.
     eager = 2 * (3 * FLOAT32 * (stream + rows) + c * stream)
-    if c < FLOAT32:  # attention spelled out: q, k, v, heads gathered, exponentials, probabilities; GELU in five steps
-        eager += c * (4 * stream + 2 * scores + rows * heads) + c * 5 * inner
-    else:
-        eager += FLOAT32 * (4 * stream + rows * heads + 2 * inner)
+    eager += c * (4 * stream + 2 * inner + rows * heads)
+    eager += 2 * c * scores if c < FLOAT32 else 0  # attention spelled out: exponentials and probabilities
     compiled = c * (8 * stream + 2 * inner) + (c * scores if c < FLOAT32 else 0)
     return Unit(
         "vision blocks",
@@ -75,20 +78,26 @@ def _vision(config: ModelConfig) -> Unit:
         stock=stock,
         compiled=compiled,
         casts=c * (4 * width * width + 2 * width * hidden) if c < FLOAT32 else 0,
-        workspace=c * (3 * inner + 2 * scores),
+        lean=c * 3 * inner,
+        spelled=c * (7 * inner + 7 * scores),
     )
 
 
-def _norm(rows: int, width: int, c: int) -> int:
-    """RMS norm: x and x/rms in float32, two columns, and the result in the compute dtype."""
-    return rows * (2 * FLOAT32 * width + 2 * FLOAT32 + c * width)
+def _norm(rows: int, width: int, c: int, copies: int = 2) -> int:
+    """RMS norm: `copies` of x and x/rms in float32, two columns, and the result in the compute dtype."""
+    return rows * (copies * FLOAT32 * width + 2 * FLOAT32 + c * width)
+
+
+def _spelled_norms(c: int) -> int:
+    """float32 rows that Piston's RMS norm keeps: x/rms and x, cast twice from bfloat16 to round as the reference."""
+    return 3 if c < FLOAT32 else 2
 
 
 def _joint(config: ModelConfig) -> Unit:
     vlm, expert, c = config.paligemma, config.action_expert, compute_bytes(config)
     prefix, suffix = config.prefix_len, config.suffix_len
-    spelled = 7 if c < FLOAT32 else 4  # gate, up, product and gelu; gate², tanh, half where GELU is spelled out
     norms = 2 * _norm(prefix, vlm.width, c) + 2 * _norm(suffix, expert.width, c) + _gates(config)
+    casts = (_spelled_norms(c) - 2) * FLOAT32 * 2 * (prefix * vlm.width + suffix * expert.width)
     attention = _attention(config, prefix + suffix)
     attention_eager = attention + c * (prefix + suffix) * vlm.num_heads * vlm.head_dim  # each expert's rows gathered
     mlp = c * (prefix * vlm.mlp_dim + suffix * expert.mlp_dim)
@@ -98,11 +107,12 @@ def _joint(config: ModelConfig) -> Unit:
         vlm.depth - 1,
         parameters=_joint_parameters(config),
         inputs=streams,
-        eager=norms + attention_eager + spelled * mlp,
+        eager=norms + casts + attention_eager + 4 * mlp,  # gate, up, gelu, product
         stock=norms + attention_eager + 4 * mlp,
         compiled=attention + 4 * streams + 3 * mlp,
         casts=c * _elements(config) if c < FLOAT32 else 0,
-        workspace=3 * c * prefix * vlm.mlp_dim,
+        lean=3 * c * prefix * vlm.mlp_dim,
+        spelled=(7 if c < FLOAT32 else 3) * c * prefix * vlm.mlp_dim,
     )
 
 
@@ -110,16 +120,16 @@ def _last_joint(config: ModelConfig) -> Unit:
     """Prefix rows only give keys and values here; nothing else of them is computed."""
     vlm, expert, c = config.paligemma, config.action_expert, compute_bytes(config)
     prefix, suffix = config.prefix_len, config.suffix_len
-    spelled = 7 if c < FLOAT32 else 4
     norms = _norm(prefix, vlm.width, c) + 2 * _norm(suffix, expert.width, c) + _gates(config)
+    casts = (_spelled_norms(c) - 2) * FLOAT32 * (prefix * vlm.width + 2 * suffix * expert.width)
     attention, mlp = _attention(config, suffix), c * suffix * expert.mlp_dim
     prefix_stream, suffix_stream = c * prefix * vlm.width, c * suffix * expert.width
     return Unit(
         "last joint block",
         1,
         parameters=_joint_parameters(config),
-        inputs=prefix_stream + suffix_stream,
-        eager=norms + attention + spelled * mlp,
+        inputs=prefix_stream + suffix_stream + (prefix + suffix) ** 2,  # and the boolean mask, held for all blocks
+        eager=norms + casts + attention + 4 * mlp,
         stock=norms + attention + 4 * mlp,
         compiled=attention + 2 * prefix_stream + 4 * suffix_stream + 3 * mlp,
         casts=c * (_elements(config) - _asking_elements(vlm)) if c < FLOAT32 else 0,
@@ -170,7 +180,9 @@ def _outside(config: ModelConfig, parameters: int) -> Unit:
     saved = FLOAT32 * rows * 3 * tower.patch_size[0] * tower.patch_size[1]  # patches
     saved += rows * tower.width * (3 * FLOAT32 + c) + 3 * FLOAT32 * rows  # last vision norm, the projector's input
     saved += FLOAT32 * tokens * config.paligemma.head_dim  # cos and sin
-    saved += _norm(suffix, width, 0) + FLOAT32 * (suffix * width + 2 * steps * dim)  # final norm, head, loss
+    saved += _norm(suffix, width, 0, _spelled_norms(c)) + FLOAT32 * (
+        suffix * width + 2 * steps * dim
+    )  # final norm, head, loss
     casts = tower.width * config.paligemma.width
     if config.pi05:
         saved += 6 * FLOAT32 * width + 2 * c * width

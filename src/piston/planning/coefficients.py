@@ -10,7 +10,6 @@ from piston.planning.activations import Unit, units
 
 Point = tuple[int, int, int]
 Quadratic = dict[str, int]
-ZERO: Quadratic = dict.fromkeys(("1", "c", "t", "h", "cc", "tt", "hh", "ct", "ch", "th"), 0)
 
 
 def _point(*raised: str) -> Point:
@@ -80,7 +79,7 @@ def unit_quadratics(config: ModelConfig, *, kernels: str) -> list[dict[str, Any]
                 "block": int("block" in unit.name),
                 "inputs": column(lambda u: u.inputs),
                 "saved": column(lambda u: u.saved(kernels)),
-                "workspace": ZERO if kernels == "xla" else column(lambda u: u.workspace),
+                "workspace": column(lambda u: u.working(kernels)),
                 "fused": int(kernels == "xla"),  # a recomputed block's temporaries are never all alive
             }
         )

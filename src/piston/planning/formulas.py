@@ -95,8 +95,11 @@ def memory(units, s):
     fixed = parts["weights"] + parts["moments"] + parts["ema"] + images
     whole_gather = s["single_unit"] * s["compute_bytes"] * s["parameters"]
     keeps = 0
+    forward = 0
     for i in range(len(units)):
+        work = quadratic(units[i]["workspace"], s["cameras"], s["text"], s["horizon"]) * s["samples"]
         keeps = keeps + units[i]["count"] * kept(units[i], s)
+        forward = max(forward, fixed + keeps + whole_gather + work)
     forward_end = fixed + keeps + whole_gather
     remaining = keeps
     done = 0
@@ -124,8 +127,9 @@ def memory(units, s):
     backward = max(backward + s["buckets"] * 4 * s["trained"], update)
     return {
         "weights": parts["weights"], "moments": parts["moments"], "ema": parts["ema"],
-        "gradients": parts["gradients"], "images": images, "saved": keeps, "forward": forward_end, "backward": backward,
-        "update": update, "peak": max(forward_end, backward),
+        "gradients": parts["gradients"], "images": images, "saved": keeps, "forward_end": forward_end,
+        "forward": forward,
+        "backward": backward, "update": update, "peak": max(forward, backward),
     }  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def traced_section(case: Case, costs: dict[str, Any]) -> Section:
     mine = usage(case, costs, kernels="eager", sharding="none", gradients=1)
     source = f"real model under fake tensors, eager, one device, {found.seconds:.0f} s"
     pairs = (
-        ("at the end of forward", found.forward_end, mine["forward"]),
+        ("at the end of forward", found.forward_end, mine["forward_end"]),
         ("peak", found.peak, mine["peak"]),
     )
     rows = tuple(

@@ -43,8 +43,10 @@ def make_plan(request: Request) -> Plan:
     anchored = case.fit is not None
     found = corpus.measure(request.data) if request.data is not None else None
 
+    one = scaling.node_rate(case, costs, anchored=anchored)
+
     def rate(nodes: int) -> float | int:
-        return scaling.rate_at(case, costs, nodes, bands.scaling[1], anchored=anchored)
+        return one * nodes * (bands.scaling[1] if nodes > 1 else 1.0)
 
     frames = target.work_frames(request, case.batch, corpus.corpus_frames(request, found), case.recipe_steps)
     answer = target.solve(request, frames, rate, case.gpus)

@@ -4,6 +4,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,7 @@ def _least_squares(points: tuple[Anchor, ...], terms: int) -> Fit:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=64)
 def student_t(freedom: int) -> float | int:
     """The 97.5 % point of Student's t: where half of a 95 % interval ends."""
 
