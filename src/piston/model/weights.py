@@ -123,6 +123,15 @@ def _expert(suffix: str, ours: str, gemma: GemmaConfig, *, adaptive: bool) -> It
             yield Entry(f"{mlp}/linear_lora_{factor}", f"{ours}.down.lora.{factor}", "i o -> 1 i o", layers=depth)
 
 
+def _fused(config: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """(fused, query, key and value) names of JAX arrays: openpi stacks the three where every query head has its own key."""
+    for suffix, gemma in (("", config.paligemma), ("_1", config.action_expert)):
+        if gemma.num_heads == gemma.num_kv_heads:
+            for part in ("w",) if gemma.lora_attn is None else ("w", "lora_a", "lora_b"):
+                fused, q, kv = (f"PaliGemma/llm/layers/attn/{n}_einsum{suffix}/{part}" for n in ("qkv", "q", "kv"))
+                yield fused, q, kv
+
+
 def from_openpi_jax(config: ModelConfig, arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
     """Our state dict from JAX arrays by path ("PaliGemma/img/…"). What does not fit is named, all at once."""
     from piston.model.pi0 import Pi0
@@ -141,12 +150,19 @@ def from_openpi_jax(config: ModelConfig, arrays: Mapping[str, np.ndarray | Tenso
             f"{len(problems)} parameters do not fit the model; expected exactly the {len(expected)} arrays of this "
             "configuration; check the model sizes, π0 against π0.5, and LoRA:\n  " + "\n  ".join(problems)
         )
+    tensors = {path: torch.as_tensor(array) for path, array in arrays.items()}
+    for fused, q, kv in _fused(config):
+        stacked = tensors.pop(fused)
+        tensors[q], tensors[kv] = stacked[:, 0], stacked[:, 1:]
     state: dict[str, Tensor] = {}
-    for path, array in arrays.items():
-        state.update(table[path].to_ours(torch.as_tensor(array)))
+    for path, tensor in tensors.items():
+        state.update(table[path].to_ours(tensor))
     return state
 
 
 def to_openpi_jax(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """JAX arrays by path from our state dict, or from anything keyed and shaped like it (gradients, EMA)."""
-    return {e.jax: e.to_jax(state) for e in entries(config)}
+    arrays = {e.jax: e.to_jax(state) for e in entries(config)}
+    for fused, q, kv in _fused(config):
+        arrays[fused] = torch.cat((arrays.pop(q)[:, None], arrays.pop(kv)), dim=1)
+    return arrays
