@@ -39,8 +39,8 @@ FORMAT = 1
 
 # A resumed run may change these: they move no number of the run, only where, how long, or how it is watched.
 FREE_FIELDS = frozenset(
-    {"name", "train.init", "data.root", "data.norm_stats", "data.tokenizer", "data.num_workers", "data.prefetch", "data.tolerance_s"}
-    | {f"train.{name}" for name in ("exp_name", "checkpoint_dir", "resume", "overwrite", "num_train_steps")}
+    {"name", "data.root", "data.norm_stats", "data.tokenizer", "data.num_workers", "data.prefetch", "data.tolerance_s"}
+    | {f"train.{name}" for name in ("exp_name", "init", "checkpoint_dir", "resume", "overwrite", "num_train_steps")}
     | {f"train.{name}" for name in ("log_interval", "save_interval", "keep_last", "keep_period", "validation_interval")}
     | {f"train.{name}" for name in ("validation_batches", "tensorboard", "wandb", "project_name")}
 )
@@ -342,8 +342,8 @@ def check_same_run(checkpoint: Checkpoint, run: RunConfig, identity: Mapping[str
     if refused:
         listing = "\n  ".join(refused)
         raise ValueError(
-            f"cannot resume {checkpoint.path}: {len(refused)} settings differ from those it was trained with, and "
-            f"expected to be the same because they change the run's mathematics:\n  {listing}\n"
+            f"cannot resume {checkpoint.path}: what changes the run's mathematics is expected to be as it was, but "
+            f"{len(refused)} of it differ:\n  {listing}\n"
             "Set them back, or start a new run with another --train.exp-name"
         )
     for path, (was, now) in changed.items():
