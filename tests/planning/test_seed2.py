@@ -111,6 +111,7 @@ def test_levers(case: Case) -> None:
     table = bottleneck_section(case, payload(case), anchored=True).tables[1].rows
     assert lever(table, "batch 64 → 2048") == pytest.approx(2.0, abs=0.05)
     assert lever(table, "one node more") == 2
+    assert lever(table, "data re-encoded") == pytest.approx(2.9, abs=0.03)
     assert 1.3 < lever(table, "3 → 2 cameras") < 1.4
     assert lever(table, "host overhead halved") < 1.05
     assert lever(table, "batch × 2") < 1.05  # "diminishing returns: < 5 %" holds here

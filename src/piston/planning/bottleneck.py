@@ -7,7 +7,7 @@ from piston.model.cost import flops, total_parameters
 from piston.planning import formulas
 from piston.planning.case import DECODE, SHARE, Case, settings
 from piston.planning.coefficients import reshaped
-from piston.planning.corpus import SEED_RATE
+from piston.planning.corpus import SEED_RATE, SEED_SMALL_RATE
 from piston.planning.figure import Cell, Figure, Section, Table, assumed, derived, measured
 
 GB = 1e9
@@ -68,9 +68,7 @@ def derived_stages(case: Case, costs: dict[str, Any], *, anchored: bool) -> list
               "asynchronous saves, longer interval",
               f"{checkpoint:.0f} s every {case.save_interval} steps if it blocks"),
     ]  # fmt: skip
-    moved = (
-        merged["trained"] * (28 + 8 * merged["ema"]) / merged["optimizer_shards"]
-    )  # AdamW: 4 reads, 3 writes; EMA: 2
+    moved = formulas.update_bytes(merged)
     stages.append(Stage("optimizer update", moved / (case.gpu.bandwidth * GB), "derived", True, _lever("optimizer"),
                         "bytes moved / memory bandwidth; already inside the efficiency"))  # fmt: skip
     if case.gpus > 1:
@@ -187,6 +185,10 @@ def levers(case: Case, costs: dict[str, Any], *, anchored: bool) -> Table:
         model = reshaped(case.model, cameras, text, int(now["horizon"]))
         ratio = flops(model, case.dead).model / flops(model, "skipped").model
         row("skip the dead last-layer work", ratio, "exact: nothing reads it")
+    native = case.request.gb_per_hour or SEED_RATE.number
+    small = case.request.gb_per_hour_small or SEED_SMALL_RATE.number
+    saved = derived(native / small, "× less storage", "GB per hour, native / re-encoded")
+    rows.append(("data re-encoded at model resolution", saved, "and no decoding of large frames"))
     row("one node more", (case.nodes + 1) / case.nodes, "linear; see the scenarios for the band")
     products = _linear_share(case)
     row("fp8 in linear layers", 1 / (1 - products + products / 2),

@@ -153,6 +153,11 @@ def largest_batch(units, s, room, limit):
     return low
 
 
+def update_bytes(s):
+    """Bytes that AdamW moves on one GPU: four reads and three writes of float32; the EMA's one of each."""
+    return s["trained"] * (28 + 8 * s["ema"]) / s["optimizer_shards"]
+
+
 def ring_seconds(bytes_each, members, per_second):
     """All-reduce of `bytes_each` in a ring: each member sends and receives 2·(n−1)/n of it."""
     return 2 * (members - 1) / members * bytes_each / per_second

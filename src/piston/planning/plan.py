@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piston.model.cost import flops_by_module, parameters, recompute, total_parameters
-from piston.planning import backtest, bottleneck, corpus, formulas, landscape, memory, scaling, seed2, target
+from piston.planning import backtest, bottleneck, corpus, formulas, landscape, memory, roofline, scaling, seed2, target
 from piston.planning.backtest import Bands
 from piston.planning.case import Case, efficiency_figure, model_flops, payload, resolve, settings
 from piston.planning.figure import NOT_REPORTED, Cell, Figure, Section, Table, derived, given, quoted, short
@@ -121,7 +121,8 @@ def _throughput(case: Case, costs: dict[str, Any], bands: Bands) -> Section:
         figures[f"efficiency, {name}"] = efficiency_figure(efficiency)
         rows.append((name, figures[f"samples/s, {name}"], derived(rate / case.gpus / case.nodes, "samples/s/GPU"),
                      figures[f"s/step, {name}"], efficiency_figure(efficiency)))  # fmt: skip
-    tables = [Table(("method", "rate", "per GPU", "step", "share of peak (HFU)"), tuple(rows))]
+    columns = ("method", "rate", "per GPU", "step", "share of peak (HFU)")
+    tables = [Table(columns, tuple(rows)), roofline.table(case)]
     if case.fit is not None:
         figures |= _fit_figures(case)
         tables.append(_curve(case))

@@ -162,7 +162,7 @@ function draw(id, title, xs, series, options) {
       { ...axis, label: options.y, labelSize: 18, size: 58, values: (_, ticks) => ticks.map((t) => short(t, 3)) },
     ],
     series: [{ label: options.x }, ...series.map((one) => ({
-      label: one.label, class: one.thin ? "edge" : "", stroke: one.color, width: one.thin ? 0 : 2, dash: one.dash, points: { show: Boolean(one.points) },
+      label: one.label, class: one.thin ? "edge" : undefined, stroke: one.color, width: one.thin ? 0 : 2, dash: one.dash, points: { show: Boolean(one.points) },
       value: (_, v) => (v === null ? "–" : short(v)),
     }))],
     bands: options.bands ? [{ series: options.bands, fill: css("--band") }] : [],
