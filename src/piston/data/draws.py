@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32
 
 _TRAIN, _VALIDATION = 0x7069_7374_6F6E, 0x7661_6C69_64  # Philox key words: validation draws are a stream of their own
 
-# Ranges: reference-semantics section 6.5 (openpi models/model.py through augmax 0.4.1).
+# Ranges: openpi models/model.py (preprocess_observation) through augmax 0.4.1.
 MAX_ROTATION = math.radians(5.0)
 BRIGHTNESS, CONTRAST, HUE = 0.3, 0.4, 0.1
 JITTER_PROBABILITY = 0.5
