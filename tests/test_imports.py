@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "piston"
-ROOMS = ["batch", "config", "demo", "data", "model", "train", "serve", "verify", "planning", "cli"]
+ROOMS = ["batch", "config", "demo", "data", "model", "weights", "train", "convert", "serve", "verify", "planning"]
+ROOMS += ["cli"]
 NEVER = {("model", "data"), ("model", "demo"), ("train", "demo"), ("verify", "demo"), ("config", "batch")}
 
 

@@ -243,6 +243,43 @@ def evaluate(args: Args) -> int:
     return evaluate_command(args, "piston eval", Console())
 
 
+def convert(args: Args) -> int:
+    """convert SRC DST --to LAYOUT: weights from and to openpi (JAX, PyTorch), LeRobot and Piston."""
+    from piston.convert.convert import Dtype, Target, convert_command, find_run
+    from piston.convert.extras import Given
+
+    def options(
+        source: tyro.conf.Positional[Path],
+        target: tyro.conf.Positional[Path],
+        to: Target,
+        dtype: Dtype | None = None,
+        raw: bool = False,
+        merge_lora: bool = False,
+        recipe: str | None = None,
+        norm_stats: Path | None = None,
+        tokenizer: Path | None = None,
+        asset_id: str | None = None,
+    ) -> int:
+        """Converts a checkpoint exactly, whole or not at all. What it is, is read from its files.
+
+        Args:
+            source: openpi JAX or PyTorch, LeRobot, RLinf or Piston: a directory or a .safetensors file.
+            target: the directory to write; it must not exist.
+            to: the layout to write.
+            dtype: store every tensor in this dtype; by default each keeps its own.
+            raw: take the last weights of a Piston checkpoint, not their EMA.
+            merge_lora: fold LoRA adapters into the weights, for layouts that have no place for them.
+            recipe: a recipe or run.json, for what the files do not tell: robot, horizon, prompt length.
+            norm_stats: statistics to put in place of the checkpoint's own.
+            tokenizer: a tokenizer file to put into a Piston checkpoint.
+            asset_id: which of openpi's statistics to read, and under which name to write them.
+        """
+        given = Given(None if recipe is None else find_run(recipe), norm_stats, tokenizer, asset_id)
+        return convert_command(source, target, to, dtype, raw, merge_lora, given, Console())
+
+    return tyro.cli(options, args=args, prog="piston convert")
+
+
 def plan(args: Args) -> int:
     """plan [RECIPE|seed2] [options]: time, memory, data, cost and bottleneck of a run, before it starts."""
     from piston.planning.command import plan_command
@@ -267,6 +304,7 @@ COMMANDS: dict[str, Callable[[Args], int]] = {
     "data check": data_check,
     "data stats": data_stats,
     "data demo": data_demo,
+    "convert": convert,
     "plan": plan,
     "plan backtest": plan_backtest,
     "eval": evaluate,

@@ -263,6 +263,8 @@ class TrainConfig:
     seed: int = 42
     device: str = "auto"  # auto: cuda if there is one, else cpu
     threads: int | None = None  # CPU threads of the trainer (loader workers have one each); None: torch's choice
+    init: Path | None = None  # weights to start from: openpi (JAX, PyTorch), LeRobot, RLinf, Piston, PaliGemma's npz
+    init_except: tuple[str, ...] = ()  # parameters that stay as initialised: vision, vlm, expert, heads, or names
     checkpoint_dir: Path = Path("checkpoints")  # a run lives in <checkpoint_dir>/<recipe>/<exp_name>
     resume: bool = False
     overwrite: bool = False
@@ -283,6 +285,11 @@ class TrainConfig:
         require(
             self.batch_size % self.accumulate == 0,
             f"train.batch_size {self.batch_size} is not a multiple of train.accumulate {self.accumulate}; change one",
+        )
+        require(
+            self.init is not None or not self.init_except,
+            f"train.init_except is {self.init_except} without train.init; it lists what not to take from a checkpoint: "
+            "name the checkpoint with --train.init",
         )
         require(
             not (self.resume and self.overwrite),

@@ -27,7 +27,7 @@ def group_of(name: str) -> str:
 def trainable(model: ModelConfig, name: str) -> bool:
     """openpi's rule. LoRA on an expert freezes that expert, and LoRA on the VLM the VLM, all but the adapters.
 
-    The embedding belongs to the VLM. The vision tower and the projections of actions, state and time are always trained.
+    The embedding belongs to the VLM. The vision tower and the projections of actions, state, time are always trained.
     """
     adapted = {"vlm": model.paligemma, "expert": model.action_expert}.get(group_of(name))
     if adapted is None or ".lora." in name:

@@ -16,8 +16,8 @@ from piston.weights.opened import Weights, missing_and_mismatched, open_weights
 def load_initial(model: Pi0, run: RunConfig, console: Console) -> None:
     """Overwrites the model's parameters with those of `train.init`, but for the ones in `train.init_except`.
 
-    As in openpi, LoRA adapters that the checkpoint lacks stay as initialised. Raises ValueError, naming them, for
-    parameters that are missing, unexpected or of another shape and not listed, and for a listed name that does not exist.
+    As in openpi, LoRA adapters that the checkpoint lacks stay as initialised. Raises ValueError for parameters that are
+    missing, unexpected or of another shape and not listed, naming them, and for a listed name that does not exist.
     """
     path = run.train.init
     assert path is not None, "nothing to start from"
@@ -39,7 +39,9 @@ def load_initial(model: Pi0, run: RunConfig, console: Console) -> None:
     taken = [name for name in parameters if name not in listed | adapters]
     for name in sorted(taken, key=lambda name: _place(weights, name)):
         parameters[name].copy_(weights.read(name))
-    console.print(f"started from {path} ({weights.layout}): {len(taken)} of {len(parameters)} parameters", highlight=False)
+    console.print(
+        f"started from {path} ({weights.layout}): {len(taken)} of {len(parameters)} parameters", highlight=False
+    )
     fresh = sorted(name for name in parameters if name in listed | adapters)
     if fresh:
         names = ", ".join(_summary(fresh))
@@ -61,8 +63,8 @@ def _listed(entries: tuple[str, ...], names: set[str]) -> set[str]:
         matches = {name for name in names if entry == group_of(name) or name == entry or name.startswith(f"{entry}.")}
         if not matches:
             raise ValueError(
-                f"train.init_except has {entry!r}, which names no parameter; expected {', '.join(GROUPS)}, or a name like "
-                "action_in_proj or gemma.blocks.0.suffix.q.weight: correct it"
+                f"train.init_except has {entry!r}, which names no parameter; expected {', '.join(GROUPS)}, or a name "
+                "like action_in_proj or gemma.blocks.0.suffix.q.weight: correct it"
             )
         found |= matches
     return found

@@ -76,7 +76,7 @@ def train(run: RunConfig, console: Console | None = None) -> TrainResult:
             loss_B, grad_norm = training_step(job.model, job.optimizer, batch, settings.accumulate)
             metrics.record(loss_B, grad_norm)
             if job.due(settings.log_interval):
-                metrics.log(learning_rate(run.optim, step), param_norm=parameter_norm(dict(job.model.named_parameters())).item())
+                metrics.log(learning_rate(run.optim, step), param_norm=job.parameter_norm())
             if sources.validation is not None and job.due(settings.validation_interval):
                 with metrics.paused():
                     metrics.log_validation(validate(job, sources.validation_batches(), device))
@@ -167,6 +167,10 @@ class Job:
     def samples(self) -> int:
         """Samples used, and the number of the next one."""
         return self.step * self.run.train.batch_size
+
+    def parameter_norm(self) -> float:
+        """Norm of the kernels, frozen ones included, as openpi logs it."""
+        return parameter_norm(dict(self.model.named_parameters())).item()
 
     def due(self, interval: int) -> bool:
         """Whether something that happens every `interval` steps, and after the last one, happens now."""

@@ -1,6 +1,6 @@
 """AdamW, gradient clip, learning-rate schedules and EMA with the reference's formulas, without a host sync.
 
-Source: openpi training/optimizer.py through optax 0.2.4, scripts/train.py; reference-semantics section 9. Order: clip
+Source: openpi training/optimizer.py through optax 0.2.4, scripts/train.py. Order: clip
 by the global norm, Adam, decoupled weight decay, learning rate; then the EMA of the new parameters.
 """
 
@@ -160,5 +160,6 @@ def parameter_norm(parameters: Mapping[str, Tensor]) -> Float[Tensor, ""]:
     Left out: vectors (biases, norm scales), position and token embeddings.
     """
     kernels = [p.detach() for name, p in parameters.items() if p.ndim > 1 and not name.endswith("embedding")]
-    norms = [torch.linalg.vector_norm(p, dtype=torch.float32) for p in kernels if p.dtype == torch.bfloat16]  # frozen
-    return torch.linalg.vector_norm(torch.stack([get_total_norm([p for p in kernels if p.dtype != torch.bfloat16]), *norms]))
+    frozen = [torch.linalg.vector_norm(p, dtype=torch.float32) for p in kernels if p.dtype == torch.bfloat16]
+    norm = get_total_norm([p for p in kernels if p.dtype != torch.bfloat16])
+    return torch.linalg.vector_norm(torch.stack([norm, *frozen])) if frozen else norm
