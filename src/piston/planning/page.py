@@ -28,7 +28,7 @@ def page(plan: Plan) -> str:
         "LIBRARY": asset("uPlot.iife.min.js"),
         "FORMULAS": formulas_script(),
         "SCRIPT": asset("plan.js"),
-        "DATA": json.dumps(data(plan), ensure_ascii=False, allow_nan=False).replace("</", "<\\/"),
+        "DATA": json.dumps(data(plan), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
         "HEADLINE": "\n".join(f"<p>{html.escape(line)}</p>" for line in plan.headline),
         "LEGEND": html.escape(LEGEND),
         "SECTIONS": "\n".join(map(_section, plan.sections)),
