@@ -17,6 +17,10 @@ OPENPI = {
         False, False, 50, LIBERO_EXTRA_DELTA, "physical-intelligence/libero", True, None, 32, 30_000,
         (1000, 2.5e-5, 30_000, 2.5e-6), 0.99,
     ),
+    "pi0_libero_low_mem_finetune": (
+        False, False, 50, LIBERO_EXTRA_DELTA, "physical-intelligence/libero", True, None, 32, 30_000,
+        (1000, 2.5e-5, 30_000, 2.5e-6), None,
+    ),
     "pi05_libero": (
         True, False, 10, LIBERO, "physical-intelligence/libero", True, None, 256, 30_000,
         (10_000, 5e-5, 1_000_000, 5e-5), 0.999,
@@ -51,7 +55,9 @@ def test_values_are_openpis(name: str) -> None:
     ) == OPENPI[name]  # fmt: skip
     assert run.name == name
     assert model.dtype == "bfloat16"
-    assert (model.paligemma, model.action_expert) == (GEMMA_VARIANTS["gemma_2b"], GEMMA_VARIANTS["gemma_300m"])
+    lora = "_lora" if "low_mem" in name else ""
+    assert model.paligemma == GEMMA_VARIANTS[f"gemma_2b{lora}"]
+    assert model.action_expert == GEMMA_VARIANTS[f"gemma_300m{lora}"]
     assert (model.siglip, model.vocab_size, model.image_size) == (SO400M, PALIGEMMA_VOCAB_SIZE, (224, 224))
     assert (model.cameras, model.action_dim) == (CAMERAS, 32)
     assert model.max_token_len == (200 if model.pi05 else 48)

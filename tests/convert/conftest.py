@@ -30,7 +30,7 @@ def tiny_run(*, pi05: bool, lora: bool = False) -> RunConfig:
         action_expert=dataclasses.replace(vlm, width=20, mlp_dim=24),
         siglip=SiglipConfig(width=30, depth=3, mlp_dim=44, num_heads=2, patch_size=(14, 7)),
         vocab_size=96,
-        image_size=(28, 28),
+        image_size=(28, 14),
         action_dim=6,
         action_horizon=5,
         max_token_len=12,

@@ -53,6 +53,18 @@ def pi0_libero() -> RunConfig:
     )
 
 
+def pi0_libero_low_mem_finetune() -> RunConfig:
+    """π0 on LIBERO with LoRA on both experts; everything else of them is frozen, and there is no EMA."""
+    run = pi0_libero()
+    vlm, expert = GEMMA_VARIANTS["gemma_2b_lora"], GEMMA_VARIANTS["gemma_300m_lora"]
+    return dataclasses.replace(
+        run,
+        name="pi0_libero_low_mem_finetune",
+        model=dataclasses.replace(run.model, paligemma=vlm, action_expert=expert),
+        optim=OptimConfig(ema_decay=None),
+    )
+
+
 def pi05_libero() -> RunConfig:
     """π0.5 on LIBERO. No state reaches the model: π0.5 has no state token, and the prompt leaves it out here."""
     return RunConfig(
@@ -220,6 +232,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     make.__name__: make
     for make in (
         pi0_libero,
+        pi0_libero_low_mem_finetune,
         pi05_libero,
         pi0_aloha_pen_uncap,
         pi05_aloha_pen_uncap,

@@ -140,13 +140,15 @@ def _write_weights(
         return plain(name).to(dtypes[name])
 
     links.sort(key=lambda link: _place(weights.links[link.ours[0]]))
-    with torch.no_grad():
+    try:
         for done, link in enumerate(links):
             for ref, tensor in zip(link.theirs, link.to_theirs([ours(name) for name in link.ours]), strict=True):
                 writer.write(ref, tensor.to(specs[ref[0]].dtype))
             if progress is not None:
                 progress(done + 1, len(links))
-    writer.close()
+        writer.finish()
+    finally:
+        writer.close()
     return set(dtypes.values())
 
 

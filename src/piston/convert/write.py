@@ -28,7 +28,13 @@ class TensorWriter(Protocol):
 
     def write(self, ref: Ref, tensor: Tensor) -> None: ...
 
-    def close(self) -> None: ...
+    def finish(self) -> None:
+        """Makes what was written whole, and waits until it is on the disk."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of open files."""
+        ...
 
 
 class SafetensorsWriter:
@@ -62,9 +68,11 @@ class SafetensorsWriter:
         self._file.seek(self._start + offset)
         self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def close(self) -> None:
         self._file.close()
 
 
@@ -103,6 +111,9 @@ class OrbaxWriter:
         (array if layer is None else array[layer]).write(_numpy(tensor)).result()
 
     def close(self) -> None:
+        self._arrays.clear()
+
+    def finish(self) -> None:
         """The files that make it a checkpoint for orbax: what is in it, and that it is whole."""
         metadata = {
             "tree_metadata": self._leaves, "use_zarr3": False, "store_array_data_equal_to_fill_value": True,

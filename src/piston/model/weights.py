@@ -124,7 +124,7 @@ def _expert(suffix: str, ours: str, gemma: GemmaConfig, *, adaptive: bool) -> It
 
 
 def _fused(config: ModelConfig) -> Iterator[tuple[str, str, str]]:
-    """(fused, query, key and value) names of JAX arrays: openpi stacks the three where every query head has its own key."""
+    """(fused, query, key and value) names: openpi stacks the three where every query head has a key of its own."""
     for suffix, gemma in (("", config.paligemma), ("_1", config.action_expert)):
         if gemma.num_heads == gemma.num_kv_heads:
             for part in ("w",) if gemma.lora_attn is None else ("w", "lora_a", "lora_b"):

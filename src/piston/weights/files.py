@@ -103,9 +103,7 @@ class Safetensors:
 
     def _open(self, file: Path) -> Iterator[tuple[str, Spec, Any]]:
         if not file.is_file():
-            raise ValueError(
-                f"there is no file {file}; the checkpoint names it as one of its shards: download it again"
-            )
+            raise ValueError(f"there is no file {file}, which the checkpoint names as its own: download it again")
         _refuse_other_kinds(file)
         try:
             handle = safe_open(file, framework="pt")

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from piston.config.schema import ModelConfig, RunConfig
 from piston.config.serialize import from_json
-from piston.weights.files import Npz, Orbax, Overlay, Safetensors, TensorFiles, read_json, refuse_pickle, stay_inside
+from piston.weights.files import (
+    Npz,
+    Orbax,
+    Overlay,
+    Safetensors,
+    Spec,
+    TensorFiles,
+    read_json,
+    refuse_pickle,
+    stay_inside,
+)
 from piston.weights.links import EMBEDDING, LAYOUTS, TIED_HEAD, UNUSED_HEAD, Link, our_shapes, their_shapes
 from piston.weights.sizes import infer_model
 
@@ -85,7 +95,7 @@ def open_weights(path: Path, *, like: ModelConfig | None = None, raw: bool = Fal
             )
         config, guessed = known, ()
     else:
-        inferred = infer_model(layout, found.files.specs, known, str(path))
+        inferred = infer_model(layout, _with_tied_head(layout, found.files.specs), known, str(path))
         config, guessed = inferred.config, inferred.guessed
     _agree(found, layout, config)
     links, dropped = _links(layout, config, found)
@@ -241,6 +251,13 @@ def _tied(prefix: str, links: Sequence[Link], files: TensorFiles) -> tuple[list[
                 )
             dropped.append(head)
     return renamed, dropped
+
+
+def _with_tied_head(layout: str, specs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    """The tensors, with the embedding under its tied head's name wherever the file has it."""
+    prefix = "model." if layout == "lerobot" else ""
+    table = specs.get(prefix + EMBEDDING)
+    return specs if table is None else {prefix + TIED_HEAD: table, **specs}
 
 
 def _equal(files: TensorFiles, first: str, second: str) -> bool:
