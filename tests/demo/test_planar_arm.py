@@ -130,7 +130,7 @@ def test_base_camera_finds_the_block_and_loses_it_under_the_hand(far_and_above: 
     far, above = far_and_above
     colour = list(COLOURS.values())[far.target_N[0]]
     assert colour_share(far.images()["base"][0], colour) > 0.5 * (ARM.block_side / ARM.base_view) ** 2
-    assert colour_share(above.images()["base"][0], colour) < 0.25 * (ARM.block_side / ARM.base_view) ** 2
+    assert colour_share(above.images()["base"][0], colour) < 0.35 * (ARM.block_side / ARM.base_view) ** 2
 
 
 def test_wrist_camera_centres_the_block_and_cannot_find_it(far_and_above: tuple[PlanarArms, PlanarArms]):

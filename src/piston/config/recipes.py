@@ -215,11 +215,11 @@ def demo() -> RunConfig:
             discrete_state_input=False,
         ),
         data=_planar_arm(pi05=True, num_workers=1),
-        optim=OptimConfig(warmup_steps=50, peak_lr=1e-3, decay_steps=1_000, decay_lr=5e-5),
+        optim=OptimConfig(warmup_steps=50, peak_lr=2e-3, decay_steps=2_000, decay_lr=1e-4),
         train=TrainConfig(
             exp_name="demo",
             batch_size=128,
-            num_train_steps=1_000,
+            num_train_steps=2_000,
             log_interval=50,
             save_interval=500,
             device="cpu",

@@ -3,8 +3,8 @@
 The prompt names a colour; the hand has to come to rest over the block of that colour. What each input is good for:
 
 * the prompt alone decides which block is meant; all blocks are on the table in every episode;
-* the base camera looks down on the whole table. It shows where everything is, but the hand covers the block that it
-  is above, so the last centimetres cannot be seen from there;
+* the base camera looks down on the whole table. It shows where everything is, but coarsely, and the hand covers most of
+  the block that it is above, so the last centimetres are hard to see from there;
 * the wrist camera sits in the hand and sees a small square around it, sharply: enough to centre the hand over a
   block, useless for finding a block elsewhere.
 
@@ -44,18 +44,18 @@ class ArmConfig:
     fps: int = 10
     image_size: int = 56  # pixels; both cameras are square
     max_speed: float = 0.6  # m/s, of the hand
-    block_side: float = 0.18  # m
+    block_side: float = 0.2  # m
     block_separation: float = 0.3  # m, least distance between block centres
     block_low: tuple[float, float] = (0.12, 0.36)  # m, block centres lie between this corner …
     block_high: tuple[float, float] = (0.88, 0.88)  # … and that one
     home_xy: tuple[float, float] = (0.5, 0.1)  # m, where the hand starts …
     home_spread: float = 0.05  # m, … give or take, per axis
-    hand_radius: float = 0.13  # m: hides a block completely when centred over it
-    wrist_view: float = 0.4  # m, side of the square that the wrist camera sees
+    hand_radius: float = 0.1  # m: hides all but the corners of a block when centred over it
+    wrist_view: float = 0.32  # m, side of the square that the wrist camera sees
     base_view: float = 1.1  # m, side of the square that the base camera sees
     reach_tolerance: float = 0.04  # m, from the block's centre
     hold_steps: int = 5  # consecutive steps within the tolerance that count as reached
-    max_steps: int = 40  # then the episode has failed
+    max_steps: int = 30  # then the episode has failed
 
 
 def prompt_for(colour: str) -> str:
