@@ -81,7 +81,7 @@ def test_mixed_dtypes_survive(make: Make, tmp_path: Path) -> None:
     # As openpi's PyTorch port stores them: bfloat16 with some float32.
     source, state, run = make()
     mixed = {n: t if "norm" in n or "patch" in n else t.bfloat16() for n, t in state.items()}
-    save_file(mixed, source, metadata=open_weights(source).files.metadata | {})
+    save_file(mixed, source, metadata=dict(open_weights(source).files.metadata))
     for to in TARGETS:
         convert(source, tmp_path / to, to)
         assert_same(state_of(tmp_path / to), mixed)
@@ -283,7 +283,8 @@ def test_merged_equals_unmerged(make: Make, tmp_path: Path, pi05: bool) -> None:
             for name, value in (("q", z), ("kv", z), ("gate_up", z), ("o", heads)):
                 found, expected = getattr(other, name)(value), getattr(one, name)(value)
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
-            torch.testing.assert_close(other.mlp(z), one.mlp(z), rtol=1e-4, atol=1e-4 * one.mlp(z).abs().max().item())
+            found, expected = getattr(other, "mlp")(z), getattr(one, "mlp")(z)  # noqa: B009, they are typed as tensors
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
 # --- broken ones -----------------------------------------------------------------------------------------------------
@@ -374,7 +375,7 @@ def nothing(path: Path) -> None:
     (path / "model.safetensors").unlink()
 
 
-BROKEN = {
+BROKEN: dict[Callable[[Path], None], str] = {
     missing_key: r"1 tensors do not fit.*\n  missing action_out_proj\.bias \(6,\)",
     extra_key: r"unexpected surprise \(2,\)",
     wrong_shape: r"shape of action_out_proj\.bias is \(7,\), the model has \(6,\)",
