@@ -83,6 +83,12 @@ def test_wrong_values_name_the_field(path: str, value: object, message: str) -> 
         from_dict(values)
 
 
+@pytest.mark.parametrize("text", ["", " ", "{", '{"run": {"name": ', "hello"])
+def test_what_is_no_json_is_explained(text: str) -> None:
+    with pytest.raises(ValueError, match=r"run\.json is not JSON \(.*expected the one of a run's directory"):
+        from_json(text)
+
+
 def test_leaves_are_dotted_paths() -> None:
     flat = leaves(unusual())
     assert flat["data.robot.cameras.base_0_rgb"] == "cam/é"

@@ -4,6 +4,7 @@ Names follow openpi's training configuration where it has one. Precedence: recip
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,9 @@ def require(condition: bool, message: str) -> None:
     """Raises ValueError(message) for a configuration that cannot run."""
     if not condition:
         raise ValueError(message)
+
+
+LARGEST_BATCH = 2**24  # samples of one step: beyond any run, and far below what overflows an index
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class GemmaConfig:
     lora_ffn: LoraConfig | None = None
 
     def __post_init__(self) -> None:
+        for name in ("width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim"):
+            require(getattr(self, name) >= 1, f"{name} of an expert is {getattr(self, name)}; it must be 1 or more")
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
@@ -69,6 +75,9 @@ class SiglipConfig:
     patch_size: tuple[int, int] = (14, 14)
 
     def __post_init__(self) -> None:
+        for name in ("width", "depth", "mlp_dim", "num_heads"):
+            require(getattr(self, name) >= 1, f"{name} of SigLIP is {getattr(self, name)}; it must be 1 or more")
+        require(min(self.patch_size) >= 1, f"patch_size is {self.patch_size}; both sides must be 1 or more")
         require(
             self.width % self.num_heads == 0,
             f"SigLIP width {self.width} is not a multiple of num_heads {self.num_heads}; change one of them",
@@ -116,6 +125,7 @@ class ModelConfig:
                 f"paligemma.{name} is {a}, action_expert.{name} is {b}; the experts share attention: make them equal",
             )
         height, width = self.image_size
+        require(min(self.image_size) >= 1, f"image_size is {self.image_size}; height and width must be 1 or more")
         require(
             height % self.siglip.patch_size[0] == 0 and width % self.siglip.patch_size[1] == 0,
             f"image_size {self.image_size} is not a multiple of patch_size {self.siglip.patch_size}; change one",
@@ -239,6 +249,12 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require(self.peak_lr > 0, f"optim.peak_lr is {self.peak_lr}; it must be positive")
+        for name, low, high in (
+            ("decay_lr", 0.0, math.inf), ("timescale", 1e-9, math.inf), ("b1", 0.0, 1.0), ("b2", 0.0, 1.0),
+            ("eps", 0.0, math.inf), ("weight_decay", 0.0, math.inf),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            require(low <= value < high, f"optim.{name} is {value}; expected {low:g} ≤ {name} < {high:g}")
         require(self.warmup_steps >= 0, f"optim.warmup_steps is {self.warmup_steps}; it must be 0 or more")
         require(
             self.schedule != "cosine" or self.decay_steps > self.warmup_steps,
@@ -279,9 +295,21 @@ class TrainConfig:
     project_name: str = "piston"
 
     def __post_init__(self) -> None:
-        require(self.threads is None or self.threads >= 1, f"train.threads is {self.threads}; it must be 1 or more")
-        for name in ("batch_size", "num_train_steps", "accumulate", "log_interval", "save_interval", "keep_last"):
-            require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; it must be 1 or more")
+        for name in (
+            "batch_size", "num_train_steps", "accumulate", "threads", "log_interval", "save_interval", "keep_last",
+            "keep_period", "validation_interval", "validation_batches",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"train.{name} is {value}; it must be 1 or more")
+        require(
+            self.batch_size <= LARGEST_BATCH,
+            f"train.batch_size is {self.batch_size}; at most {LARGEST_BATCH:,} samples can make one step",
+        )
+        require(
+            Path(self.exp_name).name == self.exp_name and self.exp_name not in ("", ".", ".."),
+            f"train.exp_name is {self.exp_name!r}; expected the name of one folder: to put a run elsewhere, set "
+            "--train.checkpoint-dir",
+        )
         require(
             self.batch_size % self.accumulate == 0,
             f"train.batch_size {self.batch_size} is not a multiple of train.accumulate {self.accumulate}; change one",
@@ -293,7 +321,8 @@ class TrainConfig:
         )
         require(
             not (self.resume and self.overwrite),
-            "train.resume and train.overwrite are both on; resume continues a run, overwrite deletes it: choose one",
+            "train.resume and train.overwrite are both on; resume continues a run, overwrite deletes it: choose one "
+            "(--train.no-resume or --train.no-overwrite)",
         )
 
 

@@ -32,7 +32,12 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 def from_json(text: str) -> RunConfig:
     """The run of `to_json`, or of a whole `run.json`, which holds it under "run" next to versions and hardware."""
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"run.json is not JSON ({error}); expected the one of a run's directory, whole: copy it again"
+        ) from error
     if isinstance(values, dict) and isinstance(values.get("run"), dict):
         values = values["run"]
     return from_dict(values)
