@@ -272,6 +272,30 @@ def test_half_written_directories_are_ignored_and_cleaned(tmp_path: Path, caplog
         assert "8: it has no manifest.json" in caplog.text
 
 
+@pytest.mark.parametrize("damage", ["truncated", "no manifest", "bad manifest"])
+def test_resuming_where_every_checkpoint_is_damaged_is_refused(tmp_path: Path, damage: str) -> None:
+    with open_experiment(run_in(tmp_path)) as experiment:
+        path = experiment.save(5, content(5), FILES).path
+    if damage == "no manifest":
+        (path / "manifest.json").unlink()
+    else:
+        file = path / ("model.safetensors" if damage == "truncated" else "manifest.json")
+        file.write_bytes(file.read_bytes()[:-7])
+    refused = r"none of its checkpoints is whole \(5: .*\); restore one.*--train\.overwrite"
+    with pytest.raises(BadCheckpoint, match=refused), open_experiment(run_in(tmp_path, resume=True)):
+        pass
+    path.rename(tmp_path / "moved away")
+    with open_experiment(run_in(tmp_path, resume=True)) as experiment:
+        assert experiment.latest is None
+
+
+def test_a_directory_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "recipe").write_text("a file")
+    cannot = r"cannot write in the run's directory .*recipe/exp \(.*--train\.checkpoint-dir"
+    with pytest.raises(ValueError, match=cannot), open_experiment(run_in(tmp_path)):
+        pass
+
+
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     with (
         open_experiment(run_in(tmp_path)),

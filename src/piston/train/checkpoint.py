@@ -286,12 +286,19 @@ class Experiment:
 def open_experiment(run: RunConfig) -> Iterator[Experiment]:
     """Creates or reopens the run's directory and locks it.
 
-    As in openpi: a directory that holds a run already needs `resume` or `overwrite`. Resuming where there is no whole
-    checkpoint starts from step 0. Half-written checkpoints are deleted.
+    As in openpi: a directory that holds a run already needs `resume` or `overwrite`. Resuming where there is no
+    checkpoint starts from step 0, but not where there are only damaged ones. Half-written checkpoints are deleted.
     """
     directory = experiment_directory(run)
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as lock:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        opened = (directory / ".lock").open("w")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write in the run's directory {directory} ({error.strerror}: {error.filename}); expected a folder "
+            "that is there or can be made: set --train.checkpoint-dir elsewhere, or choose another --train.exp-name"
+        ) from error
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -304,7 +311,20 @@ def open_experiment(run: RunConfig) -> Iterator[Experiment]:
             log.warning("deleting the half-written %s", leftover)
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         whole = whole_checkpoints(directory)
+        if run.train.resume and not whole:
+            _refuse_damaged(directory)
         yield Experiment(directory, run, whole[-1] if whole else None)
+
+
+def _refuse_damaged(directory: Path) -> None:
+    """Raises BadCheckpoint if there are checkpoints, none of them whole: a crash leaves no such ones."""
+    steps = sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
+    faults = [f"{step}: {_fault(directory / str(step), hashes=())}" for step in steps]
+    if faults:
+        raise BadCheckpoint(
+            f"cannot resume {directory}: none of its checkpoints is whole ({'; '.join(faults)}); restore one from a "
+            "copy, move them away to start at step 0, or start again with --train.overwrite"
+        )
 
 
 def _make_ready(directory: Path, run: RunConfig) -> None:
