@@ -42,6 +42,7 @@ from test_video import sequential
 
 from piston.data import handles
 from piston.data.dataset import Dataset
+from piston.data.doctor import check
 from piston.data.layout import image_size
 from piston.data.lerobot import open_dataset
 from piston.data.problems import BadDataset, Problem
@@ -660,6 +661,7 @@ def _cut_shard(root: Path) -> None:
 
 FAULTS_V3: dict[str, tuple[Callable[[Path], object], str, tuple[str, ...], set[int]]] = {
     "offset past the end": (lambda r: _shift(r, 4, 460.0), "offset-past-end", ("460", "57 frames"), {4}),
+    "offset of no sense": (lambda r: _shift(r, 4, 1e30), "offset-past-end", ("57 frames",), {4}),
     "offset before the start": (lambda r: _shift(r, 1, -1.0), "offset-past-end", ("-1",), {1}),
     "offset a whole frame late": (lambda r: _shift(r, 1, 1.3), "overlap", ("frames 27",), {1, 2}),
     "offset off the grid": (lambda r: _shift_two(r), "video-timestamp", ("ms", "tolerance"), {1, 4}),
@@ -699,6 +701,28 @@ def test_faults_of_shared_files(name: str, copied: Callable[[str], Path]) -> Non
     assert set(range(5)) - set(ds.episode_index.tolist()) == lost
     check_rows(ds)
     check_frames(ds)
+
+
+def test_an_episode_table_that_numbers_none_is_an_error_of_open_and_check(copied: Callable[[str], Path]) -> None:
+    def without_numbers(table: pa.Table) -> pa.Table:
+        return table.drop_columns(["episode_index"])
+
+    root = copied("v3.0")
+    for edit, kind, word in ((without_numbers, "missing-column", "`episode_index`"), (_no_rows, "no-episodes", "0")):
+        for shard in (root / "meta/episodes").glob("**/*.parquet"):
+            edit_table(shard, edit)
+            if edit is _no_rows:
+                edit_table(shard, lambda table: table.append_column("episode_index", pa.array([], pa.int64())))
+        with pytest.raises(BadDataset, match=word) as error:
+            open_dataset(root)
+        assert kind in [problem.kind for problem in error.value.problems]
+        report = check(root, decode=False)
+        assert not report.ok
+        assert report.findings[0].kind == kind
+
+
+def _no_rows(table: pa.Table) -> pa.Table:
+    return table.slice(0, 0)
 
 
 def test_a_wrong_fps_in_the_metadata_names_both_rates(copied: Callable[[str], Path]) -> None:

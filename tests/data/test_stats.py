@@ -228,7 +228,7 @@ def test_data_sets_that_cannot_be_counted_are_errors() -> None:
     with pytest.raises(ValueError, match="max_frames is 0"):
         compute_norm_stats(table, run, batch_size=4, max_frames=0)
     robot = generic(cameras={}, state_dim=7, action_dim=14)
-    with pytest.raises(ValueError, match=r"14 numbers per frame, robot generic expects state_dim 7.*state-dim 14"):
+    with pytest.raises(ValueError, match=r"14 numbers per frame, robot generic expects state_dim 7.*choose a recipe"):
         compute_norm_stats(table, run_for(robot), batch_size=4)
     table.columns["action"][13, 6] = np.nan
     with pytest.raises(ValueError, match=r"in 1 frames.*dimension 6 in frame 2 of episode 10.*piston data check"):

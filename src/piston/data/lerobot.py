@@ -60,7 +60,7 @@ def open_dataset(
     errors = [problem for problem in found.problems if problem.severity == "error"]
     if found.dataset is None or (errors and bad_episodes == "fail"):
         hint = "To train on the other episodes alone, set bad_episodes=skip (--data.bad-episodes skip)."
-        raise BadDataset(root, errors or [_no_episodes(root)], hint if found.dataset else "")
+        raise BadDataset(root, errors, hint if found.dataset else "")
     for problem in found.problems[:_LOGGED]:
         logger.warning("%s: %s", root, problem)
     if len(found.problems) > _LOGGED:
@@ -101,6 +101,8 @@ def inspect_dataset(
     problems = (*layout.problems, *table.problems, *contents, *found)
     bad = {problem.episode for problem in problems if problem.severity == "error" and problem.episode is not None}
     good = np.flatnonzero(~np.isin(layout.number, np.array(sorted(bad), np.int64)) & (table.lengths > 0))
+    if len(layout.number) == 0 and not any(problem.severity == "error" for problem in problems):
+        problems = (*problems, _no_episodes(layout.root))
     dataset = Dataset.build(layout, table, tracks, indexes, good, problems) if len(good) else None
     return Inspection(layout, dataset, problems, tuple(sorted(bad)))
 
@@ -312,6 +314,10 @@ def _episodes_v3(root: Path, info: dict[str, Any], video_keys: Sequence[str], pr
         except TableFault as error:
             problems.append(error.fault.problem(file=str(shard.relative_to(root))))
             continue
+        if table.num_rows and "episode_index" not in table.column_names:
+            what, fix = "table of episodes has no column `episode_index`", "download it again, or write it again"
+            value, file = f"columns {sorted(table.column_names)}", str(shard.relative_to(root))
+            problems.append(Problem("error", "missing-column", what, value, "`episode_index`", fix, file=file))
         rows += [row for row in table.to_pylist() if row.get("episode_index") is not None]
     rows = _once(rows, "meta/episodes", problems)
     data_files = _existing(root, info, "data_path")

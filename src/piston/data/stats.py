@@ -218,7 +218,7 @@ def _columns(ds: Tables, run: RunConfig) -> tuple[Float[np.ndarray, "n s"], Floa
         if array.shape[1] != width:
             raise ValueError(
                 f"columns {keys} have {array.shape[1]} numbers per frame, robot {robot.name} expects {name}_dim "
-                f"{width}; choose the robot that recorded the data set, or set --data.robot.{name}-dim {array.shape[1]}"
+                f"{width}; choose a recipe whose robot recorded the data set, or describe it in config/robots.py"
             )
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _DEMUXERS = 8  # threads: they wait for the disk more than they compute
 _DRIFT = 2e-3  # largest relative error of an offset that is taken for drift
+_FAR = 1e9  # seconds: no video is longer, and its frames can still be counted
 _REENCODE = "encode the video again, or leave the episode out (bad_episodes=skip)"
 
 
@@ -60,7 +61,8 @@ def place_videos(
 
 
 def _stated_start(layout: Layout, place: Placement) -> Int64[np.ndarray, "e"]:
-    return np.rint(np.nan_to_num(place.start_s) * layout.fps).astype(np.int64)
+    seconds = np.clip(np.nan_to_num(place.start_s), -_FAR, _FAR)
+    return np.rint(seconds * layout.fps).astype(np.int64)
 
 
 def _indexed(path: Path) -> VideoIndex | Fault:

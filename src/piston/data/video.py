@@ -368,5 +368,6 @@ class Decoder:
     def _undecodable(self, number: int, reason: str) -> ValueError:
         return ValueError(
             f"frame {number} of {self._index.path} cannot be decoded ({reason}); expected a whole {self._index.codec} "
-            "frame: the file is damaged: download or encode it again, or leave its episode out (bad_episodes=skip)"
+            "frame: the file is damaged, which no option can skip (files are demuxed when opened, not decoded): "
+            "download or encode it again, or take its episode out of the data set"
         )
