@@ -174,3 +174,13 @@ def test_quantile_recipes_need_quantiles() -> None:
     check_norm_stats(stats, recipe("pi0_libero"))
     with pytest.raises(ValueError, match="no q01 and q99"):
         check_norm_stats(stats, recipe("pi05_libero"))
+
+
+def test_a_place_that_cannot_be_written_is_explained_and_left_clean(tmp_path: Path) -> None:
+    stats = {"state": KeyStats(np.zeros(1), np.ones(1))}
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "folder", tmp_path / "file" / "norm_stats.json"):
+        with pytest.raises(ValueError, match=r"cannot be written to .*--out"):
+            save_norm_stats(path, stats)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]

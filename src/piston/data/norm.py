@@ -3,6 +3,7 @@
 π0 uses z-scores, π0.5 quantiles. Formulas: openpi transforms.py Normalize and Unnormalize; file: shared/normalize.py.
 """
 
+import contextlib
 import json
 import logging
 from dataclasses import dataclass
@@ -78,16 +79,24 @@ def norm_stats_path(run: RunConfig) -> Path:
 
 
 def save_norm_stats(path: Path, stats: NormStats) -> None:
-    """Writes openpi's norm_stats.json; the file appears complete or not at all. Raises ValueError for NaN."""
+    """Writes openpi's norm_stats.json; the file appears complete or not at all, else ValueError."""
     values = {
         key: {name: None if (v := getattr(value, name)) is None else v.tolist() for name in FIELDS}
         for key, value in stats.items()
     }
     text = json.dumps({"norm_stats": values}, indent=2, allow_nan=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise ValueError(
+            f"norm statistics cannot be written to {path} ({error.strerror}); expected a file in a folder that can be "
+            "written: make room, or choose another place with --out"
+        ) from error
 
 
 def load_norm_stats(path: Path, *, command: str = "piston data stats DATA_SET --recipe RECIPE") -> NormStats:
