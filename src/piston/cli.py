@@ -209,7 +209,7 @@ def data_stats(args: Args) -> int:
 def data_demo(args: Args) -> int:
     """data demo PATH: records the planar-arm demo data set."""
 
-    def options(path: tyro.conf.Positional[Path], episodes: int = 400, seed: int = 0) -> tuple[Path, int, int]:
+    def options(path: tyro.conf.Positional[Path], episodes: int = 700, seed: int = 0) -> tuple[Path, int, int]:
         """Records a small LeRobot v3.0 data set (h264 video, two cameras) from a simulated arm and a scripted expert.
 
         Args:
