@@ -80,7 +80,8 @@ def test_verify_exit_codes(golden: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert run("verify", "forward", "--bundle", str(tmp_path)) == 2
     assert "no MANIFEST.json" in capsys.readouterr().err
     manifest = json.loads((golden / "MANIFEST.json").read_text())
-    manifest["sets"] = {"tiny_pi0": manifest["sets"]["tiny_pi0"]}
+    files = ["tiny_pi0_inputs.npz", "tiny_pi0_float32.npz"]
+    manifest["sets"] = {"tiny_pi0": {**manifest["sets"]["tiny_pi0"], "files": files}}
     (tmp_path / "MANIFEST.json").write_text(json.dumps(manifest))
     for name in ("inputs", "float32"):
         (tmp_path / f"tiny_pi0_{name}.npz").write_bytes((golden / f"tiny_pi0_{name}.npz").read_bytes())
@@ -88,6 +89,11 @@ def test_verify_exit_codes(golden: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert run("verify", "forward", "--bundle", str(tmp_path), "--json", str(report)) == 0
     assert json.loads(report.read_text())["ok"] is True
     assert run("verify", "curve", "--bundle", str(tmp_path)) == 1  # nothing to compare proves nothing
+
+
+def test_a_path_that_cannot_be_written_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "demo", "/proc/nowhere/set", "--episodes", "1") == 2
+    assert "/proc/nowhere" in capsys.readouterr().err
 
 
 def test_from_needs_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def _verify_bundle(layer: Layer, args: Args) -> int:
         return bundle, device, json
 
     root, device, json = tyro.cli(options, args=args, prog=f"piston verify {layer}")
+    from piston.train.loop import find_device
     from piston.verify.bundle import open_bundle
     from piston.verify.curve import verify_curve
     from piston.verify.forward import verify_forward
@@ -113,7 +114,7 @@ def _verify_bundle(layer: Layer, args: Args) -> int:
     console = Console()
     compare = {"forward": verify_forward, "gradient": verify_gradient, "curve": verify_curve}[layer]
     with console.status(f"{layer}: comparing with {root}"):
-        report = compare(open_bundle(root), device)
+        report = compare(open_bundle(root), str(find_device(device)))
     if json is None or str(json) != "-":
         render(report, console)
     if json is not None:
@@ -141,6 +142,13 @@ def verify_gradient(args: Args) -> int:
 def verify_curve(args: Args) -> int:
     """verify curve --bundle DIR: a recorded training run replayed step by step, against openpi's JAX."""
     return _verify_bundle("curve", args)
+
+
+def verify_live(args: Args) -> int:
+    """verify live [--record DIR]: openpi's JAX code run now, in its own venv (`make live`), on fresh architectures."""
+    from piston.verify.live import live_command
+
+    return live_command(args, "piston verify live", Console())
 
 
 def data_info(args: Args) -> int:
@@ -300,6 +308,7 @@ COMMANDS: dict[str, Callable[[Args], int]] = {
     "verify forward": verify_forward,
     "verify gradient": verify_gradient,
     "verify curve": verify_curve,
+    "verify live": verify_live,
     "data info": data_info,
     "data check": data_check,
     "data stats": data_stats,
@@ -356,6 +365,11 @@ def main(argv: Args | None = None) -> None:
         code = COMMANDS[name](args)
     except ValueError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        code = 2
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        what = f"{error.strerror or error}{where}; check the path, its permissions and the disk's free space"
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(what)}", soft_wrap=True)
         code = 2
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")

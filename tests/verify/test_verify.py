@@ -43,6 +43,9 @@ def only(golden: Path, target: Path, *sets: str, dtypes: tuple[str, ...] = ("flo
         for suffix in ("_inputs", "", *(f"_{d}" for d in dtypes)):
             if (source := golden / f"{name}{suffix}.npz").exists():
                 shutil.copy(source, target)
+    for entry in manifest["sets"].values():
+        entry["files"] = [f for f in entry.get("files", ()) if (target / f).exists()]
+    (target / "MANIFEST.json").write_text(json.dumps(manifest))
     return target
 
 
@@ -294,6 +297,20 @@ def test_manifest_is_not_json(tmp_path: Path) -> None:
     (tmp_path / "MANIFEST.json").write_text("{")
     with pytest.raises(ValueError, match="is not a bundle manifest"):
         open_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"sets": 3}', '{"sets": []}'])
+def test_manifest_is_something_else(tmp_path: Path, text: str) -> None:
+    (tmp_path / "MANIFEST.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest|no set"):
+        open_bundle(tmp_path)
+
+
+def test_a_listed_file_that_is_gone_is_no_equality(golden: Path, tmp_path: Path) -> None:
+    bundle = only(golden, tmp_path, "tiny_pi0")
+    (bundle / "tiny_pi0_float32.npz").unlink()
+    with pytest.raises(ValueError, match=r"lists files that are not in .*tiny_pi0_float32.npz"):
+        open_bundle(bundle)
 
 
 def test_truncated_arrays(golden: Path, tmp_path: Path) -> None:

@@ -204,14 +204,20 @@ def open_bundle(root: Path) -> Bundle:
     """Reads MANIFEST.json; raises ValueError if it is missing, damaged or holds no set that can be compared."""
     path = root / "MANIFEST.json"
     try:
-        sets = json.loads(path.read_text())["sets"]
-    except FileNotFoundError as error:
+        sets = dict(json.loads(path.read_text())["sets"])
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"no MANIFEST.json in {root}; expected a bundle of the golden format; "
             "give --bundle the directory that holds MANIFEST.json"
         ) from error
-    except (json.JSONDecodeError, KeyError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a bundle manifest ({error!r}); expected JSON with an entry `sets`") from error
+    lost = [f for entry in sets.values() for f in entry.get("files", ()) if not (root / f).exists()]
+    if lost:
+        raise ValueError(
+            f"{path} lists files that are not in {root}: {', '.join(lost)}; expected all of them, since what is not "
+            "compared proves nothing: copy the bundle again, or take the set out of the manifest"
+        )
     models = {
         name: ModelSet(root, name, entry["arch"])
         for name, entry in sets.items()
