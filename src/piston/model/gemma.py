@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from piston.config.schema import GemmaConfig
 from piston.model.attention import attend, never_empty, rope_angles, rotate
-from piston.model.layers import Projection, gelu, rounded, wide
+from piston.model.layers import Projection, gelu, rounded, spread, wide
 from piston.model.lora import FanIn, FanOut
 
 RMS_NORM_EPS = 1e-6
@@ -62,7 +62,7 @@ def _unit_rms(x: Tensor) -> Tensor:
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     """x + y, or x + y·gate where the norm gave a gate."""
-    return x + y if gate is None else x + y * gate
+    return x + y if gate is None else x + y * spread(gate, y.shape[1])
 
 
 class Expert(nn.Module):

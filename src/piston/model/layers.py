@@ -5,6 +5,7 @@ rounds after every operation and a kernel that keeps float32 inside gives other 
 torch.compile the compiler may fuse them again, as XLA does.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+
+XLA_RUN = 32
 
 
 def wide(x: Tensor) -> Tensor:
@@ -112,5 +115,42 @@ class _RoundedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
         grad, (shifted, total) = grad_outputs[0], ctx.saved_tensors
-        through_total = ((grad * (1.0 / (total * total))) * shifted).sum(-1, keepdim=True)
+        through_total = rounded_sum((grad * (1.0 / (total * total))) * shifted)
         return (grad / total - through_total) * shifted
+
+
+def spread(x_B1Y: Tensor, tokens: int) -> Tensor:
+    """One row for every token; in bfloat16 the gradient is summed as `rounded_sum` does."""
+    if x_B1Y.dtype != torch.bfloat16:
+        return x_B1Y.expand(-1, tokens, -1)
+    return _RoundedSpread.apply(x_B1Y, tokens)
+
+
+class _RoundedSpread(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, tokens: int) -> Tensor:
+        return x.expand(-1, tokens, -1)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
+        (grad,) = grad_outputs
+        return rounded_sum(grad.transpose(1, 2)).transpose(1, 2), None
+
+
+def rounded_sum(x: Tensor) -> Tensor:
+    """Sum over the last axis, kept. On a CPU rounded after every addition, as XLA's CPU backend adds bfloat16.
+
+    It adds runs of 32 first, with zeros at both ends to make them whole, then the sums of the runs. Only gradients are
+    summed like this; in the forward pass the reference sums in float32.
+    """
+    if x.is_cuda:
+        return x.sum(-1, keepdim=True)
+    if x.shape[-1] > XLA_RUN:
+        missing = -x.shape[-1] % XLA_RUN
+        runs = F.pad(x, (missing // 2, missing - missing // 2)).unflatten(-1, (-1, XLA_RUN))
+        x = functools.reduce(torch.add, runs.unbind(-1))
+    return functools.reduce(torch.add, x.unbind(-1))[..., None]

@@ -53,7 +53,8 @@ class SiglipBlock(nn.Module):
         return x_BPV + self.fc2(gelu(self.fc1(self.norm_mlp(x_BPV))))
 
     def _attention(self, y_BPV: Tensor) -> Tensor:
-        q, k, v = (rearrange(p(y_BPV), "b p (q e) -> b p q e", q=self.num_heads) for p in (self.q, self.k, self.v))
+        # In this order: autograd adds the gradients of y from the last to the first, (q + k) + v as the reference.
+        v, k, q = (rearrange(p(y_BPV), "b p (q e) -> b p q e", q=self.num_heads) for p in (self.v, self.k, self.q))
         divisor = rounded(math.sqrt(q.shape[-1]), q.dtype)  # flax divides q, by a divisor in the compute dtype
         return self.out(unmasked_attention(q / divisor, k, v).flatten(-2))
 

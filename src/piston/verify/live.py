@@ -97,7 +97,7 @@ def arch_of(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def model_set(config: ModelConfig, *, seed: int, batch: int = 3) -> dict[str, Any]:
+def model_set(config: ModelConfig, *, seed: int, batch: int = 6) -> dict[str, Any]:
     """A request's entry: ragged prompts, and cameras masked in turn, the middle one in the first sample."""
     longest = config.max_token_len
     middle = len(config.cameras) // 2
@@ -114,13 +114,15 @@ def model_set(config: ModelConfig, *, seed: int, batch: int = 3) -> dict[str, An
 
 
 def curve_set(base: str, *, seed: int, steps: int = 10) -> dict[str, Any]:
-    """A request's entry for a training run: warm-up, an active clip, EMA, and a variant with a clip now and then."""
+    """A request's entry for a training run: warm-up, an active clip, EMA, and a variant with a clip now and then.
+
+    float32: Adam turns the rounding noise of small bfloat16 gradients into whole steps, and ten of them are luck.
+    """
     return {
         "base": base,
         "seed": seed,
         "steps": steps,
         "nbatch": 4,
-        "batch": 3,
         "ema": 0.99,
         "sched": {"warmup_steps": 3, "peak_lr": 1e-3, "decay_steps": steps, "decay_lr": 1e-4},
         "opt": {},
@@ -128,7 +130,7 @@ def curve_set(base: str, *, seed: int, steps: int = 10) -> dict[str, Any]:
             "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 1e-10, "clip_gradient_norm": 1.0,
         },
         "save_params_after": [1],
-        "variants": ["curve_midclip", "curve_bfloat16"],
+        "variants": ["curve_midclip"],
     }  # fmt: skip
 
 
