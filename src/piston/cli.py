@@ -21,14 +21,14 @@ Args = list[str]
 
 
 def _recipe_run(args: Args, prog: str, what: str) -> RunConfig:
-    """The run of `RECIPE [options]` or `--from run.json [options]`; options override the recipe."""
+    """The run of `RECIPE [options]` or `--from run.json [options]`; options override. RECIPE: a name or a Python file."""
     from piston.config.recipes import recipe, recipe_names
 
     if not args or args[0] in ("-h", "--help"):
         out = Console()
         out.print(f"[bold]{prog} RECIPE \\[options][/]   {what}")
         out.print(f"[bold]{prog} --from RUN.JSON \\[options][/]   repeats a recorded run")
-        out.print(f"\nRecipes: {', '.join(recipe_names())}")
+        out.print(f"\nRecipes: {', '.join(recipe_names())}; or a Python file that sets RECIPE")
         out.print(f"\n{prog} RECIPE --help lists every option with the recipe's own values.")
         raise SystemExit(0)
     if args[0] == "--from":
@@ -56,32 +56,35 @@ def _read(path: Path) -> str:
 def train(args: Args) -> int:
     """train RECIPE [options]: train π0 or π0.5 on a LeRobot data set."""
     run = _recipe_run(args, "piston train", "train on a LeRobot data set")
+    from piston.config.recipes import ORIGINS
     from piston.train.loop import train as run_training
 
+    origin = ORIGINS.get(run.name)
+    if origin is not None and origin.start is not None and run.train.init is None and not run.train.resume:
+        Console().print(
+            f"{run.name} of openpi starts from {origin.start}; without --train.init PATH this run starts from nothing",
+            highlight=False,
+            soft_wrap=True,
+        )
     return run_training(run).exit_code
 
 
 def recipes(args: Args) -> int:
-    """recipes: every recipe with its model, data set, batch and steps."""
-    from rich.table import Column, Table
-
-    from piston.config.recipes import recipe, recipe_names
+    """recipes: every recipe with its data set, batch, schedule, memory, and the weights it starts from."""
 
     def listing() -> None:
         """Lists the recipes; `piston train NAME --help` shows all values of one."""
 
     tyro.cli(listing, args=args, prog="piston recipes")
-    table = Table(
-        Column("recipe", no_wrap=True), "model", "horizon", "data set", "robot", "batch", "steps", "peak LR", "EMA"
-    )
-    for name in recipe_names():
-        run = recipe(name)
-        table.add_row(
-            name, "π0.5" if run.model.pi05 else "π0", str(run.model.action_horizon), run.data.repo_id,
-            run.data.robot.name, str(run.train.batch_size), str(run.train.num_train_steps), f"{run.optim.peak_lr:g}",
-            "none" if run.optim.ema_decay is None else f"{run.optim.ema_decay:g}",
-        )  # fmt: skip
-    Console().print(table)
+    from piston.planning.listing import recipes_table
+
+    table, notes = recipes_table()
+    console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width: nothing is folded
+        console = Console(width=1000)
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
     return 0
 
 

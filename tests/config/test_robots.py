@@ -2,7 +2,17 @@
 
 import pytest
 
-from piston.config.robots import ALOHA, ALOHA_SIM, DROID, LIBERO, LIBERO_EXTRA_DELTA, PLANAR_ARM, ROBOTS, generic
+from piston.config.robots import (
+    ALOHA,
+    ALOHA_SIM,
+    DROID,
+    DROID_JOINT_POSITION,
+    LIBERO,
+    LIBERO_EXTRA_DELTA,
+    PLANAR_ARM,
+    ROBOTS,
+    generic,
+)
 from piston.config.schema import CAMERAS, RobotConfig
 from piston.demo.planar_arm import ACTION_NAMES, CAMERA_NAMES, STATE_NAMES
 
@@ -22,6 +32,7 @@ BASE, LEFT, RIGHT = CAMERAS
             (8, 8),
             (),
         ),
+        (DROID_JOINT_POSITION, DROID.cameras, DROID.state_keys, "actions", (8, 8), (7, -1)),
         (
             ALOHA,
             {

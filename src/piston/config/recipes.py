@@ -1,15 +1,26 @@
 """Recipes: a name → one complete RunConfig. Names and values are openpi's where openpi has the recipe.
 
 Every value not written here is a default of schema.py, and those are openpi's defaults (openpi training/config.py). A
-recipe is a function, so a variant is two lines: call another recipe and `dataclasses.replace` what differs.
+recipe is a function, so a variant is two lines: call another recipe and `dataclasses.replace` what differs. ORIGINS
+says what openpi's configuration has and a RunConfig has no field for. A recipe of your own is a Python file: `recipe`.
 """
 
 import dataclasses
 import difflib
+import runpy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from piston.config.robots import ALOHA, ALOHA_SIM, DROID, LIBERO, LIBERO_EXTRA_DELTA, PLANAR_ARM
+from piston.config.robots import (
+    ALOHA,
+    ALOHA_SIM,
+    DROID,
+    DROID_JOINT_POSITION,
+    LIBERO,
+    LIBERO_EXTRA_DELTA,
+    PLANAR_ARM,
+)
 from piston.config.schema import (
     GEMMA_VARIANTS,
     SHIPPED_TOKENIZER,
@@ -42,6 +53,58 @@ def _data(robot: RobotConfig, repo_id: str, *, pi05: bool, **changes: object) ->
 def _constant(warmup_steps: int, lr: float) -> OptimConfig:
     """openpi's way to say "constant after the warm-up": a cosine between equal rates."""
     return OptimConfig(warmup_steps=warmup_steps, peak_lr=lr, decay_steps=1_000_000, decay_lr=lr)
+
+
+def _aloha(name: str, *, pi05: bool = False, prompt: str | None = None) -> RunConfig:
+    data = _data(ALOHA, "trossen", pi05=pi05, prompt_from_task=False, default_prompt=prompt)
+    return RunConfig(name=name, model=PI05 if pi05 else PI0, data=data)
+
+
+def pi0_aloha() -> RunConfig:
+    """The base π0 on a real ALOHA; openpi only serves it."""
+    return _aloha("pi0_aloha")
+
+
+def pi05_aloha() -> RunConfig:
+    """The base π0.5 on a real ALOHA; openpi only serves it."""
+    return _aloha("pi05_aloha", pi05=True)
+
+
+def pi0_aloha_towel() -> RunConfig:
+    """π0 that folds towels; openpi only serves it."""
+    return _aloha("pi0_aloha_towel", prompt="fold the towel")
+
+
+def pi0_aloha_tupperware() -> RunConfig:
+    """π0 that opens a tupperware; openpi only serves it."""
+    return _aloha("pi0_aloha_tupperware", prompt="open the tupperware and put the food on the plate")
+
+
+def pi0_droid() -> RunConfig:
+    """π0 on DROID, joint velocities; openpi only serves it."""
+    return RunConfig(
+        name="pi0_droid",
+        model=dataclasses.replace(PI0, action_horizon=10),
+        data=_data(DROID, "droid", pi05=False),
+    )
+
+
+def pi05_droid() -> RunConfig:
+    """π0.5 on DROID, joint velocities; openpi only serves it."""
+    return RunConfig(
+        name="pi05_droid",
+        model=dataclasses.replace(PI05, action_horizon=15),
+        data=_data(DROID, "droid", pi05=True),
+    )
+
+
+def paligemma_diffusion_droid() -> RunConfig:
+    """π0 with eight action dimensions, trained on DROID from PaliGemma; openpi only serves it."""
+    return RunConfig(
+        name="paligemma_diffusion_droid",
+        model=dataclasses.replace(PI0, action_horizon=10, action_dim=8),
+        data=_data(DROID, "droid", pi05=False),
+    )
 
 
 def pi0_libero() -> RunConfig:
@@ -131,9 +194,45 @@ def pi05_droid_finetune() -> RunConfig:
     return RunConfig(
         name="pi05_droid_finetune",
         model=dataclasses.replace(PI05, action_horizon=16),
-        data=_data(DROID, "my_droid_dataset", pi05=True),
+        data=_data(DROID, "your_hf_username/my_droid_dataset", pi05=True),
         train=TrainConfig(num_train_steps=20_000),
     )
+
+
+def pi05_full_droid_finetune() -> RunConfig:
+    """π0.5 on all of DROID, with absolute joint positions that become relative."""
+    return RunConfig(
+        name="pi05_full_droid_finetune",
+        model=dataclasses.replace(PI05, action_horizon=16),
+        data=_data(DROID_JOINT_POSITION, "droid", pi05=True),
+        optim=_constant(1000, 5e-5),
+        train=TrainConfig(batch_size=256, num_train_steps=100_000, save_interval=5000, keep_period=10_000),
+    )
+
+
+def _polaris(name: str, model: ModelConfig) -> RunConfig:
+    return RunConfig(
+        name=name,
+        model=model,
+        data=_data(DROID_JOINT_POSITION, "droid", pi05=model.pi05),
+        optim=_constant(1000, 5e-5),
+        train=TrainConfig(batch_size=128, num_train_steps=1000, keep_period=1000),
+    )
+
+
+def pi05_droid_jointpos_polaris() -> RunConfig:
+    """π0.5 on DROID and PolaRiS' simulated demonstrations."""
+    return _polaris("pi05_droid_jointpos_polaris", dataclasses.replace(PI05, action_horizon=15))
+
+
+def pi0_droid_jointpos_polaris() -> RunConfig:
+    """π0 on DROID and PolaRiS' simulated demonstrations."""
+    return _polaris("pi0_droid_jointpos_polaris", dataclasses.replace(PI0, action_horizon=10, max_token_len=100))
+
+
+def pi0_droid_jointpos_100k_polaris() -> RunConfig:
+    """As pi0_droid_jointpos_polaris, from another checkpoint."""
+    return _polaris("pi0_droid_jointpos_100k_polaris", dataclasses.replace(PI0, action_horizon=10, max_token_len=100))
 
 
 def _planar_arm(*, pi05: bool, **changes: object) -> DataConfig:
@@ -154,6 +253,22 @@ def debug() -> RunConfig:
         model=_dummy(PI0),
         data=_planar_arm(pi05=False),
         train=TrainConfig(exp_name="debug", batch_size=2, num_train_steps=10, save_interval=100, overwrite=True),
+    )
+
+
+def debug_restore() -> RunConfig:
+    """openpi's `debug_restore`: starts from the last checkpoint of `debug`."""
+    return RunConfig(
+        name="debug_restore",
+        model=_dummy(PI0),
+        data=_planar_arm(pi05=False),
+        train=TrainConfig(
+            exp_name="debug",
+            batch_size=2,
+            num_train_steps=10,
+            overwrite=True,
+            init=Path("checkpoints/debug/debug/10"),
+        ),
     )
 
 
@@ -228,9 +343,74 @@ def demo() -> RunConfig:
     )
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What openpi's configuration of the same name has besides.
+
+    `start`: the weights it starts from, given with --train.init here. `stats`: the statistics it takes from a
+    checkpoint instead of computing them, given with --data.norm-stats. `differs`: what Piston does not do the same way.
+    """
+
+    start: str | None = None
+    stats: str | None = None
+    differs: str = ""
+
+
+CHECKPOINTS = "gs://openpi-assets/checkpoints"
+SERVED = "openpi only serves it, and has no data set for it"
+RLDS = (
+    "openpi reads RLDS, Piston a LeRobot copy of it; openpi's frame filter, and its random choice of exterior camera "
+    "and of instruction, are left to whoever makes the copy"
+)
+DEMO_DATA = (
+    "openpi's 27-layer vision tower and vocabulary are shrunk, and its random numbers replaced by the demo data set"
+)
+
+
+def _from_base(base: str, asset: str | None = None, differs: str = "") -> Origin:
+    stats = None if asset is None else f"{CHECKPOINTS}/{base}/assets/{asset}"
+    return Origin(f"{CHECKPOINTS}/{base}/params", stats, differs)
+
+
+def _from_polaris(name: str) -> Origin:
+    mixed = f"openpi mixes DROID (0.9) and PolaRiS' demonstrations (0.1), Piston reads one data set; {RLDS}"
+    return _from_base(f"polaris/{name}", "droid", mixed)
+
+
+ORIGINS: dict[str, Origin] = {
+    "pi0_aloha": Origin(differs=SERVED),
+    "pi05_aloha": Origin(differs=SERVED),
+    "pi0_aloha_towel": Origin(differs=SERVED),
+    "pi0_aloha_tupperware": Origin(differs=SERVED),
+    "pi0_droid": Origin(differs=SERVED),
+    "pi05_droid": Origin(differs=SERVED),
+    "paligemma_diffusion_droid": Origin(differs=f"{SERVED}; there, its transforms fail to build"),
+    "pi0_libero": _from_base("pi0_base"),
+    "pi0_libero_low_mem_finetune": _from_base("pi0_base"),
+    "pi05_libero": _from_base("pi05_base"),
+    "pi0_aloha_pen_uncap": _from_base("pi0_base", "trossen"),
+    "pi05_aloha_pen_uncap": _from_base("pi05_base", "trossen"),
+    "pi0_aloha_sim": _from_base("pi0_base"),
+    "pi05_droid_finetune": _from_base("pi05_droid", "droid"),
+    "pi05_full_droid_finetune": _from_base("pi05_base", "droid", RLDS),
+    "pi05_droid_jointpos_polaris": _from_polaris("pi05_droid_jointpos_polaris"),
+    "pi0_droid_jointpos_polaris": _from_polaris("pi0_droid_jointpos_polaris"),
+    "pi0_droid_jointpos_100k_polaris": _from_polaris("pi0_droid_jointpos_100k_polaris"),
+    "debug": Origin(differs=DEMO_DATA),
+    "debug_restore": Origin("./checkpoints/debug/debug/9/params", differs=f"{DEMO_DATA}; steps are counted from one"),
+    "debug_pi05": Origin(differs=DEMO_DATA),
+}
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     make.__name__: make
     for make in (
+        pi0_aloha,
+        pi05_aloha,
+        pi0_aloha_towel,
+        pi0_aloha_tupperware,
+        pi0_droid,
+        pi05_droid,
+        paligemma_diffusion_droid,
         pi0_libero,
         pi0_libero_low_mem_finetune,
         pi05_libero,
@@ -238,7 +418,12 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
         pi05_aloha_pen_uncap,
         pi0_aloha_sim,
         pi05_droid_finetune,
+        pi05_full_droid_finetune,
+        pi05_droid_jointpos_polaris,
+        pi0_droid_jointpos_polaris,
+        pi0_droid_jointpos_100k_polaris,
         debug,
+        debug_restore,
         debug_pi05,
         debug_cpu,
         demo,
@@ -252,11 +437,32 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def recipe(name: str) -> RunConfig:
-    """The named recipe's RunConfig. Raises ValueError, suggesting the nearest name, if there is none."""
+    """The named recipe's RunConfig, or that of a Python file (a path that ends with .py) which sets RECIPE to one.
+
+    The file is run: it is code. Raises ValueError, suggesting the nearest name, if there is no such recipe, and for a
+    file without one.
+    """
+    if name.endswith(".py"):
+        return _from_file(Path(name))
     if name not in RECIPES:
         nearest = difflib.get_close_matches(name.lower(), RECIPES, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"unknown recipe {name!r}; did you mean {nearest!r}? Recipes are {', '.join(RECIPES)}; "
-            "add your own to piston/config/recipes.py"
+            "for one of your own give the path of a Python file that sets RECIPE (docs/new-robot.md)"
         )
     return RECIPES[name]()
+
+
+def _from_file(path: Path) -> RunConfig:
+    if not path.is_file():
+        raise ValueError(
+            f"there is no recipe file {path}; expected a Python file that sets RECIPE to a RunConfig "
+            "(docs/new-robot.md): check the path"
+        )
+    found = runpy.run_path(str(path)).get("RECIPE")
+    if not isinstance(found, RunConfig):
+        raise ValueError(
+            f"{path} sets RECIPE to {'nothing' if found is None else type(found).__name__}, expected a RunConfig: "
+            "end it with RECIPE = RunConfig(…) (docs/new-robot.md)"
+        )
+    return found

@@ -31,6 +31,9 @@ DROID = RobotConfig(
     action_dim=8,
 )
 
+# openpi's training on all of DROID has absolute joint positions as actions, which become relative.
+DROID_JOINT_POSITION = dataclasses.replace(DROID, name="droid_joint_position", delta_mask=(7, -1))
+
 # Two arms of six joints and a gripper, absolute joint targets; joints become relative, grippers stay absolute.
 ALOHA = RobotConfig(
     name="aloha",
@@ -63,7 +66,8 @@ PLANAR_ARM = RobotConfig(
 )
 
 ROBOTS: dict[str, RobotConfig] = {
-    robot.name: robot for robot in (LIBERO, LIBERO_EXTRA_DELTA, DROID, ALOHA, ALOHA_SIM, PLANAR_ARM)
+    robot.name: robot
+    for robot in (LIBERO, LIBERO_EXTRA_DELTA, DROID, DROID_JOINT_POSITION, ALOHA, ALOHA_SIM, PLANAR_ARM)
 }
 
 

@@ -219,6 +219,7 @@ class DataConfig:
     augment: bool = True  # crop, rotate and colour jitter in training
     num_workers: int = 2  # loader processes; 0 loads in the main process
     prefetch: int = 2  # batches ready ahead, per worker
+    cache: Path | None = None  # a frame cache; None: the one inside the data set, if there is one; `off`: original frames
 
     def __post_init__(self) -> None:
         require(
