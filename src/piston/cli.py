@@ -21,7 +21,7 @@ Args = list[str]
 
 
 def _recipe_run(args: Args, prog: str, what: str) -> RunConfig:
-    """The run of `RECIPE [options]` or `--from run.json [options]`; options override. RECIPE: a name or a Python file."""
+    """The run of `RECIPE [options]` or `--from run.json [options]`; RECIPE is a name or a Python file."""
     from piston.config.recipes import recipe, recipe_names
 
     if not args or args[0] in ("-h", "--help"):

@@ -28,7 +28,8 @@ def test_nothing_is_cut_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatc
         assert cells[3:7] == [
             run.data.repo_id, run.data.robot.name, str(run.train.batch_size), str(run.train.num_train_steps)
         ]  # fmt: skip
-    assert "│ pi05_base │" in rows["pi05_libero"]
+    assert "│ pi05_base " in rows["pi05_libero"]
+    assert "│ debug " in rows["debug_restore"].removeprefix("│ debug_restore")
     for origin in ORIGINS.values():
         assert origin.differs in out
 
@@ -37,4 +38,4 @@ def test_memory_is_the_planners(capsys: pytest.CaptureFixture[str]) -> None:
     case = resolve(Request(subject="pi05_libero", gpus=1))
     one, whole = (usage(case, payload(case), samples=samples)["peak"] / 1e9 for samples in (1, 256))
     row = next(line for line in listing(capsys).splitlines() if "│ pi05_libero " in line)
-    assert f"{one:.3g} … {whole:.3g} │" in row
+    assert f"│ {one:.3g} … {whole:.3g} " in row
