@@ -3,11 +3,12 @@
     .venv/bin/python scripts/actions_table.py WORK --openpi-pytorch PYTHON --lerobot PYTHON
 
 WORK is a new directory. A peer is a Python interpreter with that project installed (scripts/peers/ says what); openpi's
-JAX code runs in .venv-live. The model is small, with every parameter random; the classes and loaders are the peers' own.
+JAX code runs in .venv-live. The model is small, every parameter random; the classes and loaders are the peers' own.
 Prints relative L2 differences, exit code 1 if one is above the limit.
 """
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -39,12 +40,12 @@ TARGETS: tuple[Target, ...] = ("openpi-jax", "openpi-pytorch", "lerobot", "pisto
 
 def small_run(*, pi05: bool) -> RunConfig:
     """Widths as unlike each other as the peers allow (their action dimension is 32, their images square)."""
-    sizes = {"depth": 3, "num_heads": 4, "num_kv_heads": 1, "head_dim": 16}
+    vlm = GemmaConfig(width=48, depth=3, mlp_dim=80, num_heads=4, num_kv_heads=1, head_dim=16)
     model = ModelConfig(
         pi05=pi05,
         dtype="float32",
-        paligemma=GemmaConfig(width=48, mlp_dim=80, **sizes),
-        action_expert=GemmaConfig(width=32, mlp_dim=56, **sizes),
+        paligemma=vlm,
+        action_expert=dataclasses.replace(vlm, width=32, mlp_dim=56),
         siglip=SiglipConfig(width=40, depth=2, mlp_dim=72, num_heads=2),
         vocab_size=300,
         image_size=(56, 56),
@@ -94,7 +95,7 @@ def write_inputs(directory: Path, run: RunConfig, batch: int = 2) -> dict[str, n
     inputs["noise"] = rng.normal(size=(batch, model.action_horizon, model.action_dim)).astype(np.float32)
     inputs["raw_state"] = rng.normal(size=run.data.robot.state_dim).astype(np.float32)
     inputs["raw_action"] = rng.normal(size=run.data.robot.action_dim).astype(np.float32)
-    np.savez(directory / "inputs.npz", **inputs)
+    np.savez(directory / "inputs.npz", allow_pickle=False, **inputs)
     return inputs
 
 

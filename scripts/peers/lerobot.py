@@ -20,7 +20,8 @@ from lerobot.policies.factory import get_policy_class, make_pre_post_processors 
 from safetensors.torch import load_file  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("shrink", Path(__file__).parent / "shrink.py")
-assert spec is not None and spec.loader is not None
+assert spec is not None
+assert spec.loader is not None
 shrinking = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(shrinking)
 
