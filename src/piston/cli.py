@@ -247,6 +247,57 @@ def data_demo(args: Args) -> int:
     return 0
 
 
+def data_cache(args: Args) -> int:
+    """data cache PATH [--recipe NAME]: frames at model resolution, so that training never waits for video."""
+    from piston.data.cache_build import Order, Part, cache_command
+
+    def options(
+        path: tyro.conf.Positional[Path],
+        recipe: str | None = None,
+        out: Path | None = None,
+        quality: Literal["q80-420", "q90-444", "q95-444", "lossless"] | None = None,
+        shard: str = "1/1",
+        workers: int | None = None,
+        bad_episodes: Literal["fail", "skip"] = "fail",
+        merge: bool = False,
+        check: bool = False,
+    ) -> int:
+        """Decodes and resizes every frame once. Stopped or killed, the same command goes on where it was.
+
+        Args:
+            path: the data set's directory (the one that holds meta/).
+            recipe: cache the cameras and image size of this recipe; by default all cameras at 224×224.
+            out: where to write; by default where training looks, PATH/.piston-cache/SIZE.
+            quality: JPEG quality and chroma, or exact pixels; by default q90-444. q80-420 is the smallest.
+            shard: the i-th of n parts, for n machines that write to one directory or whose files are copied together.
+            workers: processes; by default one per core.
+            bad_episodes: stop at episodes with errors, or leave them out.
+            merge: only verify the shard files that are there and finish the cache.
+            check: only verify a finished cache: hashes, sources, sampled frames; exit code 1 if anything is wrong.
+        """
+        if merge and check:
+            raise ValueError("--merge and --check are both given, expected one of them: merge first, then check")
+        if workers is not None and workers < 1:
+            raise ValueError(f"--workers is {workers}, expected at least 1: leave it out for one per core")
+        run = None if recipe is None else find(recipe)
+        order = Order(
+            path=path,
+            directory=out,
+            image_size=None if run is None else run.model.image_size,
+            cameras=None if run is None else tuple(run.data.robot.cameras.values()),
+            coding=quality,
+            part=Part.parse(shard),
+            workers=len(os.sched_getaffinity(0)) if workers is None else workers,
+            bad_episodes=bad_episodes,
+            tolerance_s=(run or RunConfig("cache")).data.tolerance_s,
+        )
+        return cache_command(order, "merge" if merge else "check" if check else "build", Console())
+
+    from piston.config.recipes import recipe as find
+
+    return tyro.cli(options, args=args, prog="piston data cache")
+
+
 def evaluate(args: Args) -> int:
     """eval CKPT: closed-loop success in the simulator, or open-loop error on a data set."""
     from piston.serve.evaluate import evaluate_command
@@ -315,6 +366,7 @@ COMMANDS: dict[str, Callable[[Args], int]] = {
     "data info": data_info,
     "data check": data_check,
     "data stats": data_stats,
+    "data cache": data_cache,
     "data demo": data_demo,
     "convert": convert,
     "plan": plan,

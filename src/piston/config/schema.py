@@ -12,6 +12,7 @@ from typing import Literal
 PALIGEMMA_VOCAB_SIZE = 257_152
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 SHIPPED_TOKENIZER = Path("shipped")  # in DataConfig.tokenizer: Piston's own small tokenizer, for models from scratch
+NO_CACHE = Path("off")  # in DataConfig.cache: read original frames, whatever cache there is
 
 
 def require(condition: bool, message: str) -> None:
@@ -115,6 +116,7 @@ class ModelConfig:
     action_horizon: int = 50
     max_token_len: int = 48  # π0: 48, π0.5: 200
     discrete_state_input: bool = False  # π0.5: the state goes into the prompt as 256-bin text
+    freeze: tuple[Literal["vision", "vlm", "expert", "heads"], ...] = ()  # not trained, in bfloat16; LoRA adapters are
 
     def __post_init__(self) -> None:
         vlm, expert = self.paligemma, self.action_expert
@@ -134,6 +136,12 @@ class ModelConfig:
         require(
             self.pi05 or not self.discrete_state_input,
             "discrete_state_input is on but pi05 is off; π0 reads the state as a token: switch one of them",
+        )
+        adapted = any(gemma.lora_attn is not None or gemma.lora_ffn is not None for gemma in (vlm, expert))
+        require(
+            len(set(self.freeze)) < 4 or adapted,
+            f"model.freeze is {self.freeze}, the whole model, and there are no LoRA adapters; expected something left "
+            "to train: leave a group out",
         )
         for name in ("action_dim", "action_horizon", "max_token_len", "vocab_size"):
             require(getattr(self, name) > 0, f"model.{name} is {getattr(self, name)}; it must be positive")
@@ -219,7 +227,7 @@ class DataConfig:
     augment: bool = True  # crop, rotate and colour jitter in training
     num_workers: int = 2  # loader processes; 0 loads in the main process
     prefetch: int = 2  # batches ready ahead, per worker
-    cache: Path | None = None  # a frame cache; None: the one inside the data set, if there is one; `off`: original frames
+    cache: Path | None = None  # a frame cache; None: the data set's own, if it has one; `off`: original frames
 
     def __post_init__(self) -> None:
         require(

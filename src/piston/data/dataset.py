@@ -7,7 +7,7 @@ A Dataset holds no open file: it can be pickled and survives a fork; every threa
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -54,6 +54,24 @@ class _Store:
         return self.indexes[name]
 
 
+@runtime_checkable
+class CachedFrames(Protocol):
+    """Frames already at model size (`cache.FrameCache`); `lossy_content` is None if they are exactly the files'."""
+
+    @property
+    def lossy_content(self) -> str | None: ...
+    def describe(self) -> str: ...
+    def read(self, key: str, rows: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "n H W 3"]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Cached:
+    """A frame cache, and the row of it where each episode of the view begins."""
+
+    frames: CachedFrames
+    first: Int64[np.ndarray, "e"]
+
+
 class Dataset:
     """A LeRobot data set, or, by `select`, some of its episodes. See `piston.data.lerobot.open_dataset`."""
 
@@ -65,11 +83,13 @@ class Dataset:
         starts: Int64[np.ndarray, "e1"],
         image_keys: tuple[str, ...],
         problems: tuple[Problem, ...],
+        cached: "_Cached | None" = None,
     ) -> None:
         self._store = store
         self._episodes = episodes  # positions in the layout
         self._rows = rows  # positions in the store's columns
         self._columns: dict[str, np.ndarray] = {}
+        self._cached = cached
         self.episode_starts = starts  # int64[num_episodes + 1]: an episode's first row
         self.episode_index = store.layout.number[episodes]  # int64[num_episodes]: the data set's own numbers
         self.image_keys = image_keys
@@ -208,6 +228,8 @@ class Dataset:
     def images(self, key: str, rows: Sequence[int | np.integer] | np.ndarray) -> UInt8[np.ndarray, "n H W 3"]:
         """The camera's frames of several rows, in the order asked; each stretch between keyframes is decoded once."""
         frames = self._frames(key, np.asarray(rows, np.int64))
+        if isinstance(frames, np.ndarray):
+            return frames
         sizes = {frame.shape for frame in frames}
         if len(sizes) > 1:
             raise ValueError(
@@ -228,7 +250,25 @@ class Dataset:
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         first = np.repeat(self.episode_starts[positions] - starts[:-1], lengths)
         rows = self._rows[first + np.arange(starts[-1])]
-        return Dataset(self._store, self._episodes[positions], rows, starts, self.image_keys, self.problems)
+        cached = None if self._cached is None else _Cached(self._cached.frames, self._cached.first[positions])
+        return Dataset(self._store, self._episodes[positions], rows, starts, self.image_keys, self.problems, cached)
+
+    def with_cache(self, frames: CachedFrames, first: Int64[np.ndarray, "e"]) -> "Dataset":
+        """The same view, its images taken from cached `frames`, where the episodes begin at rows `first`."""
+        cached = _Cached(frames, first)
+        return Dataset(
+            self._store, self._episodes, self._rows, self.episode_starts, self.image_keys, self.problems, cached
+        )
+
+    @property
+    def cache(self) -> CachedFrames | None:
+        """Where images come from, if from a frame cache."""
+        return None if self._cached is None else self._cached.frames
+
+    def places(self, key: str) -> tuple[tuple[Path, ...], Int64[np.ndarray, "e"], Int64[np.ndarray, "e"]]:
+        """Where a camera's episodes are: its files, each episode's file among them, frame (or row) of its first."""
+        first = self.episode_starts[:-1]
+        return self.video_frames(key, first) if key in self._store.tracks else self._cells(first)
 
     def video_frames(
         self, key: str, rows: Int64[np.ndarray, "n"]
@@ -243,13 +283,18 @@ class Dataset:
         """What is known of one video file."""
         return self._store.index(path)
 
-    def _frames(self, key: str, rows: Int64[np.ndarray, "n"]) -> list[UInt8[np.ndarray, "_H _W 3"]]:
+    def _frames(
+        self, key: str, rows: Int64[np.ndarray, "n"]
+    ) -> list[UInt8[np.ndarray, "_H _W 3"]] | UInt8[np.ndarray, "n H W 3"]:
         if key not in self.image_keys:
             raise ValueError(
                 f"data set has no camera `{key}`, expected one of {list(self.image_keys)} ({self.root}); correct the "
                 "robot's key map"
             )
         self._check(rows, self.num_frames, "row")
+        if self._cached is not None:
+            position = self.episode_of(rows)
+            return self._cached.frames.read(key, self._cached.first[position] + rows - self.episode_starts[position])
         frames: list[Any] = [None] * len(rows)
         files, file, place = self.video_frames(key, rows) if key in self._store.tracks else self._cells(rows)
         for n in np.unique(file):

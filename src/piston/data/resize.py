@@ -34,12 +34,25 @@ def pillow_resize_with_pad(image: UInt8[np.ndarray, "h w 3"], height: int, width
     """
     if image.shape[:2] == (height, width):
         return image
-    rows, columns = fitted_size(image.shape[:2], (height, width))
-    resized = Image.fromarray(image).resize((columns, rows), resample=Image.Resampling.BILINEAR)
+    return pad_on_black(pillow_resize(image, fitted_size(image.shape[:2], (height, width))), height, width)
+
+
+def pillow_resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
+    """The image at `size` (height, width), whatever its aspect ratio, by Pillow's antialiased BILINEAR."""
+    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), resample=Image.Resampling.BILINEAR))
+
+
+def pad_on_black(image: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "H W 3"]:
+    """The image, no larger than height × width, in the middle of black."""
     canvas = np.zeros((height, width, 3), dtype=np.uint8)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    canvas[top : top + rows, left : left + columns] = np.asarray(resized)
+    canvas[margins(image.shape[:2], (height, width))] = image
     return canvas
+
+
+def margins(size: tuple[int, int], target: tuple[int, int]) -> tuple[slice, slice]:
+    """Where an image of `size` stands inside `target`: in the middle, an odd pixel more below and to the right."""
+    top, left = (target[0] - size[0]) // 2, (target[1] - size[1]) // 2
+    return slice(top, top + size[0]), slice(left, left + size[1])
 
 
 def resize_with_pad(images: Shaped[Tensor, "*batch h w 3"], height: int, width: int) -> Shaped[Tensor, "*batch H W 3"]:

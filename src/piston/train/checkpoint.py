@@ -40,6 +40,7 @@ FORMAT = 1
 # A resumed run may change these: they move no number of the run, only where, how long, or how it is watched.
 FREE_FIELDS = frozenset(
     {"name", "data.root", "data.norm_stats", "data.tokenizer", "data.num_workers", "data.prefetch", "data.tolerance_s"}
+    | {"data.cache"}
     | {f"train.{name}" for name in ("exp_name", "init", "checkpoint_dir", "resume", "overwrite", "num_train_steps")}
     | {f"train.{name}" for name in ("log_interval", "save_interval", "keep_last", "keep_period", "validation_interval")}
     | {f"train.{name}" for name in ("validation_batches", "tensorboard", "wandb", "project_name")}
@@ -358,7 +359,8 @@ def check_same_run(checkpoint: Checkpoint, run: RunConfig, identity: Mapping[str
         if path not in FREE_FIELDS | ROUNDING_FIELDS
     ]
     saved = checkpoint.state["identity"]
-    refused += [f"content of the {k}: {saved.get(k)} → {now}" for k, now in identity.items() if saved.get(k) != now]
+    contents = {key: (saved.get(key), identity.get(key)) for key in {**saved, **identity}}
+    refused += [f"content of the {key}: {was} → {now}" for key, (was, now) in contents.items() if was != now]
     if refused:
         listing = "\n  ".join(refused)
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from piston.batch import Batch
 from piston.config.schema import SHIPPED_TOKENIZER, RunConfig
+from piston.data.cache import attach
 from piston.data.lerobot import Dataset, open_dataset
 from piston.data.loader import Inputs, Loader
 from piston.data.norm import load_for_run, norm_stats_path
@@ -45,7 +46,8 @@ class Sources:
 
     def describe(self) -> str:
         held_out = f", {self.validation.num_episodes} held out" if self.validation is not None else ""
-        return f"{self.train.num_frames:,} frames in {self.train.num_episodes} episodes{held_out}"
+        cache = f"; cached frames, {self.train.cache.describe()}" if self.train.cache is not None else ""
+        return f"{self.train.num_frames:,} frames in {self.train.num_episodes} episodes{held_out}{cache}"
 
 
 def open_sources(run: RunConfig, resumed: Checkpoint | None) -> Sources:
@@ -54,7 +56,8 @@ def open_sources(run: RunConfig, resumed: Checkpoint | None) -> Sources:
     Raises ValueError, saying what to do, for anything missing, damaged, or unfit for the robot.
     """
     run = _with_saved_files(run, resumed)
-    ds, robot = open_run_dataset(run), run.data.robot
+    ds, robot = attach(open_run_dataset(run), run.data.cache, run.model.image_size), run.data.robot
+    frames = None if ds.cache is None else ds.cache.lossy_content
     inputs = input_transform(run, load_for_run(run), load_tokenizer(run.data.tokenizer))
     tokenizer, stats = _tokenizer_bytes(run.data.tokenizer), norm_stats_path(run).read_bytes()
     train, held_out = split_episodes(run.train.seed, ds.num_episodes, run.data.validation_fraction)
@@ -69,6 +72,7 @@ def open_sources(run: RunConfig, resumed: Checkpoint | None) -> Sources:
             "data set": digest(ds.episode_index, ds.episode_starts, np.array([ds.fps]), *numbers),
             "norm statistics": digest(stats),
             "tokenizer": digest(tokenizer),
+            **({} if frames is None else {"cached frames (data.cache)": frames}),
         },
     )
 
