@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 
 from piston.config.schema import GEMMA_VARIANTS, ModelConfig, RunConfig
+from piston.model import cost
 from piston.model.pi0 import Pi0
 from piston.model.weights import entries
+from piston.serve.policy import Policy
 from piston.train import loop
 from piston.train.checkpoint import load_policy_weights, open_checkpoint
-from piston.train.freeze import counts, freeze, trainable
+from piston.train.freeze import GROUPS, counts, freeze, group_of, trainable
 
 MakeRun = Callable[..., RunConfig]
 
@@ -141,3 +144,64 @@ def test_initialised_values_are_rounded_once() -> None:
     plain = Pi0.build(small, device="cpu", seed=3)
     for (name, ours), (_, theirs) in zip(frozen.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(ours, theirs.to(ours.dtype)), name
+
+
+# --- freezing by name ------------------------------------------------------------------------------------------------
+
+ALL_BUT_HEADS = ("vision", "vlm", "expert")
+
+
+@pytest.mark.parametrize("groups", [("vision",), ("vlm",), ("expert",), ("heads",), ("vision", "vlm"), ALL_BUT_HEADS])
+@pytest.mark.parametrize("pi05", [False, True])
+def test_the_planner_counts_what_is_trained(groups: tuple[Any, ...], pi05: bool) -> None:
+    for adapters in (False, True):
+        config = dataclasses.replace(lora(vlm=adapters, expert=adapters, pi05=pi05), freeze=groups)
+        model = Pi0.on_meta(config)
+        freeze(model)
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        assert cost.trained_parameters(config) == trained
+        rows = counts(model.named_parameters())
+        assert all(rows[group][0] == 0 for group in groups)
+        assert not adapters or rows["LoRA"][0] == rows["LoRA"][1]
+
+
+@pytest.mark.parametrize("groups", [("vision",), ("vlm",), ("expert",), ("heads",), ALL_BUT_HEADS])
+def test_named_groups_stay_as_they_are(make_run: MakeRun, groups: tuple[Any, ...]) -> None:
+    run = make_run(num_train_steps=2, ema_decay=0.9)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, pi05=False, discrete_state_input=False))
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, freeze=groups))
+    result, said = train(run)
+    start, end = Pi0.build(run.model, device="cpu", seed=run.train.seed), open_checkpoint(result.checkpoint)
+    tensors = end.tensors("model")
+    for name, parameter in start.named_parameters():
+        if group_of(name) in groups:
+            assert torch.equal(tensors[name], parameter.bfloat16()), name
+    moved = {group_of(name) for name, p in start.named_parameters() if not torch.equal(tensors[name].float(), p)}
+    assert moved >= set(GROUPS) - set(groups)
+    assert set(end.tensors("adam_m")) == {n for n, _ in start.named_parameters() if group_of(n) not in groups}
+    for group in groups:
+        row = next(line for line in said.splitlines() if f"│ {group} " in line)
+        assert row.split("│")[2].strip() == "0"
+
+
+def test_freezing_everything_is_refused() -> None:
+    with pytest.raises(ValueError, match="something left to train"):
+        ModelConfig(freeze=GROUPS)
+    dataclasses.replace(lora(), freeze=GROUPS)  # the adapters are left
+
+
+def test_a_policy_computes_as_training_did(make_run: MakeRun) -> None:
+    """The frozen part is bfloat16 in both, so that their actions are equal to the bit."""
+    result, _ = train(adapted(make_run(num_train_steps=1, ema_decay=None)))
+    policy = Policy.from_checkpoint(result.checkpoint)
+    trained = Pi0.on_meta(policy.run.model)
+    freeze(trained)
+    trained.to_empty(device="cpu").load_state_dict(load_policy_weights(result.checkpoint))
+    dtypes = {name: parameter.dtype for name, parameter in trained.named_parameters()}
+    assert {name: parameter.dtype for name, parameter in policy.model.named_parameters()} == dtypes
+    black = torch.zeros(28, 28, 3, dtype=torch.uint8).numpy()
+    sample = {"images": {"base_0_rgb": black}, "state": torch.zeros(4).numpy(), "prompt": "lift the red cube"}
+    served = policy.infer(sample)
+    policy.model = trained.eval()
+    assert (policy.infer(sample) == served).all()
+    assert dtypes["gemma.embedding"] == torch.bfloat16

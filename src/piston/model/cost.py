@@ -6,7 +6,7 @@ a multiplication or an addition of a matrix product; elementwise work is not cou
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -96,7 +96,20 @@ class Flops:
 @lru_cache(maxsize=1024)
 def linears(config: ModelConfig, dead: Dead = "skipped") -> tuple[Linear, ...]:
     """Every weight matrix of the network with its rows per sample. Source: openpi models/{pi0,gemma,siglip,lora}.py."""
-    return (*_vision(config), *_joint(config, dead), *_heads(config))
+    whole = (*_vision(config), *_joint(config, dead), *_heads(config))
+    return tuple(item if _learns(config, item) else _frozen(item) for item in whole)
+
+
+GROUP_OF = {"siglip": "vision", "projector": "vision", "gemma": "vlm", "expert": "expert", "adarms": "expert"}
+
+
+def _learns(config: ModelConfig, item: Linear) -> bool:
+    return GROUP_OF.get(item.module, item.module) not in config.freeze or item.name.endswith((".a", ".b", ".b.heads"))
+
+
+def _frozen(item: Linear) -> Linear:
+    """No gradient of the weights, and in the vision tower, which nothing trained comes before, none at all."""
+    return replace(item, trained=False, input_grad=item.input_grad and GROUP_OF.get(item.module) != "vision")
 
 
 def _vision(config: ModelConfig) -> Iterator[Linear]:
@@ -228,10 +241,13 @@ def trained_parameters(config: ModelConfig) -> int:
     vlm, expert = config.paligemma, config.action_expert
     frozen = sum(item.parameters for item in linears(config) if not item.trained)
     vectors = _vectors(config)
-    if vlm.lora_attn is not None or vlm.lora_ffn is not None:
+    if "vision" in config.freeze:
+        frozen += vectors["siglip"]
+    if vlm.lora_attn is not None or vlm.lora_ffn is not None or "vlm" in config.freeze:
         frozen += vectors["embedding"] + vectors["gemma"]
-    if expert.lora_attn is not None or expert.lora_ffn is not None:
-        frozen += vectors["expert"] + sum(i.parameters for i in linears(config) if i.module == "adarms")
+    if expert.lora_attn is not None or expert.lora_ffn is not None or "expert" in config.freeze:
+        frozen += vectors["expert"]
+        frozen += sum(i.parameters for i in linears(config) if i.module == "adarms" and i.trained)
     return total_parameters(config) - frozen
 
 

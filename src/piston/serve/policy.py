@@ -21,6 +21,7 @@ from piston.data.prompt import Tokenizer, load_tokenizer
 from piston.data.transforms import input_transform, output_transform
 from piston.model.pi0 import Pi0
 from piston.train.checkpoint import NORM_STATS, RUN, load_policy_weights, open_checkpoint
+from piston.train.freeze import freeze
 
 RawSample = dict[str, Any]  # {"images": {slot: uint8 [h, w, 3]}, "state": [state_dim], "prompt": text or None}
 
@@ -63,6 +64,7 @@ class Policy:
         checkpoint = open_checkpoint(path, files=(RUN, NORM_STATS))
         run = checkpoint.run
         model = Pi0.build(run.model, device=device, seed=run.train.seed)
+        freeze(model)  # what training froze is bfloat16, here as there
         if not untrained:
             model.load_state_dict(load_policy_weights(path, device))
         stats = load_norm_stats(path / NORM_STATS)

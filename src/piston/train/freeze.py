@@ -1,4 +1,4 @@
-"""Which parameters are trained: all, or with LoRA those that openpi trains. Frozen ones are bfloat16, as there.
+"""Which parameters are trained: all, but for groups frozen by name, or with LoRA by openpi's rule. Frozen: bfloat16.
 
 Source: openpi models/pi0_config.py (get_freeze_filter), scripts/train.py.
 """
@@ -27,8 +27,10 @@ def group_of(name: str) -> str:
 def trainable(model: ModelConfig, name: str) -> bool:
     """openpi's rule. LoRA on an expert freezes that expert, and LoRA on the VLM the VLM, all but the adapters.
 
-    The embedding belongs to the VLM. The vision tower and the projections of actions, state, time are always trained.
+    The embedding belongs to the VLM. Besides, `model.freeze` freezes groups by name, all but their adapters.
     """
+    if group_of(name) in model.freeze:
+        return ".lora." in name
     adapted = {"vlm": model.paligemma, "expert": model.action_expert}.get(group_of(name))
     if adapted is None or ".lora." in name:
         return True
