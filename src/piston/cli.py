@@ -342,6 +342,24 @@ def convert(args: Args) -> int:
     return tyro.cli(options, args=args, prog="piston convert")
 
 
+def migrate(args: Args) -> int:
+    """migrate PATH: a training configuration of openpi or LeRobot as a Piston recipe file."""
+
+    def options(path: tyro.conf.Positional[Path], name: str | None = None, out: Path | None = None) -> int:
+        """Reads a configuration, running none of its code, and writes a recipe; says what it could not carry.
+
+        Args:
+            path: openpi's Python file with TrainConfig(…), or LeRobot's train_config.json.
+            name: which of the file's configurations.
+            out: the file to write; by default NAME.py here.
+        """
+        from piston.convert.migrate import migrate_command
+
+        return migrate_command(path, name, out, Console())
+
+    return tyro.cli(options, args=args, prog="piston migrate")
+
+
 def plan(args: Args) -> int:
     """plan [RECIPE|seed2] [options]: time, memory, data, cost and bottleneck of a run, before it starts."""
     from piston.planning.command import plan_command
@@ -369,6 +387,7 @@ COMMANDS: dict[str, Callable[[Args], int]] = {
     "data cache": data_cache,
     "data demo": data_demo,
     "convert": convert,
+    "migrate": migrate,
     "plan": plan,
     "plan backtest": plan_backtest,
     "eval": evaluate,
