@@ -57,6 +57,7 @@ class Mistake:
     pi05: bool | None = None  # which sets have the mutated part; None: any
     lora: bool = False
     grouped: bool = False  # needs several key heads, and fewer than query heads
+    rooted: bool = False  # needs a VLM width whose root is not exact in bfloat16
 
 
 def erf_gelu(x: Tensor) -> Tensor:
@@ -110,6 +111,39 @@ def softmax_in_compute_dtype(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> T
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, mask[:, None], scale=1.0, enable_gqa=True).transpose(1, 2)
+
+
+def tower_softmax_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return ((q @ k.transpose(-1, -2)).float().softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+
+
+def two_pass_layer_norm(self: siglip.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x.float(), x.shape[-1:], self.weight, self.bias, siglip.LAYER_NORM_EPS).to(x.dtype)
+
+
+def gain_without_one(self: gemma.RMSNorm, x: Tensor, cond: Tensor | None = None) -> tuple[Tensor, None]:
+    return (gemma._unit_rms(x) * self.scale).to(x.dtype), None
+
+
+def modulation_in_float32(self: gemma.AdaRMSNorm, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
+    scale, shift, gate = self.modulation(cond.float())[:, None, :].chunk(3, dim=-1)
+    return (gemma._unit_rms(x) * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
+
+
+def time_in_bfloat16(time: Tensor, width: int, *, alone: bool = False) -> Tensor:
+    return time_embedding(time.bfloat16().float(), width, alone=alone)
+
+
+def embedding_rounded_twice(self: gemma.Gemma, tokens: Tensor) -> Tensor:
+    scale = torch.tensor(self.embedding.shape[1] ** 0.5, dtype=self.dtype)
+    return F.embedding(tokens, self.embedding).to(self.dtype) * scale
+
+
+def noise_in_bfloat16(
+    model: pi0.Pi0, observation: Any, actions: Tensor, noise: Tensor, time: Tensor, tap: Any, posemb: Any
+) -> Tensor:
+    return flow_loss(model, observation, actions, noise.bfloat16().float(), time, tap, posemb)
 
 
 def gelu_in_float32(x: Tensor) -> Tensor:
@@ -239,6 +273,7 @@ class LoraFfnScaled(gemma.Expert):
         super().__init__(config, adaptive=adaptive)
         if config.lora_ffn is not None:
             for projection in (self.gate_up, self.down):
+                assert projection.lora is not None
                 projection.lora.scaling = config.lora_ffn.scaling
 
 
@@ -284,6 +319,13 @@ def skipped_first_average(self: optim.Optimizer) -> Tensor:
     return norm
 
 
+def frozen_average(self: optim.Optimizer) -> Tensor:
+    kept, self.ema = self.ema, None
+    norm = optimizer_update(self)
+    self.ema = kept
+    return norm
+
+
 def other_config(**changes: Any) -> Callable[..., Any]:
     def config(settings: dict[str, Any], clip: float | None) -> Any:
         return dataclasses.replace(optim_config(settings, clip), **changes)
@@ -316,6 +358,27 @@ def wrist_is_turned(images: Tensor, draws: Any, cameras: tuple[str, ...]) -> Ten
     return augment_images(images, turned, tuple(c.replace("wrist", "hand") for c in cameras))
 
 
+def saturated(images: Tensor, draws: Any, cameras: tuple[str, ...]) -> Tensor:
+    """Saturation × 1.2 where colours are jittered."""
+    unit = augment_images(images, draws, cameras) / 2 + 0.5
+    value = unit.amax(-1, keepdim=True)
+    factor = 1 + 0.2 * draws.jitter[:, :, None, None, None].float()
+    return (value - (value - unit) * factor) * 2 - 1
+
+
+def rgb_brightness(images: Tensor, draws: Any, cameras: tuple[str, ...]) -> Tensor:
+    """RGB times a factor instead of the HSV value bent."""
+    dark = dataclasses.replace(draws, brightness=torch.zeros_like(draws.brightness))
+    unit = augment_images(images, dark, cameras) / 2 + 0.5
+    return (unit * (1 + draws.brightness * draws.jitter)[:, :, None, None, None]) * 2 - 1
+
+
+def resampled_twice(images: Tensor, center: Tensor, theta: Tensor) -> Tensor:
+    cropped = crop_and_rotate(images, center, torch.zeros_like(theta))
+    with mock.patch.object(augment, "CROP", 1.0):
+        return crop_and_rotate(cropped, torch.zeros_like(center), theta)
+
+
 def bilinear_without_antialias(image: np.ndarray, height: int, width: int) -> np.ndarray:
     tensor = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     ratio = max(image.shape[1] / width, image.shape[0] / height)
@@ -333,6 +396,17 @@ def normalize_without_epsilon(x: np.ndarray, stats: Any, *, use_quantiles: bool)
         if use_quantiles:
             return (x - stats.q01[:width]) / (stats.q99[:width] - stats.q01[:width]) * 2.0 - 1.0
         return (x - stats.mean[:width]) / stats.std[:width]
+
+
+def z_score_epsilon_1e8(x: np.ndarray, stats: Any, *, use_quantiles: bool) -> np.ndarray:
+    if use_quantiles:
+        return normalize(x, stats, use_quantiles=True)
+    return (x - stats.mean[: x.shape[-1]]) / (stats.std[: x.shape[-1]] + 1e-8)
+
+
+def unnormalize_without_epsilon(x: np.ndarray, stats: Any, *, use_quantiles: bool) -> np.ndarray:
+    with mock.patch("piston.data.norm.EPSILON", 0.0):
+        return unnormalize(x, stats, use_quantiles=use_quantiles)
 
 
 def clipped_bins(states: np.ndarray) -> np.ndarray:
@@ -354,7 +428,9 @@ attention_mask, attend, positions_of = attention.attention_mask, attention.atten
 flow_loss, load_model, tower_forward = flow.flow_loss, execute.load_model, siglip.Siglip.forward
 sample_actions, suffix_step = pi0.Pi0.sample_actions, pi0.Pi0._suffix_step
 optimizer_update, optim_config, learning_rate = optim.Optimizer.update, curve.optim_config, optim.learning_rate
-augment_images, discretize_state = augment.augment, preprocess.discretize_state
+augment_images, crop_and_rotate = augment.augment, augment.crop_and_rotate
+discretize_state, normalize, unnormalize = preprocess.discretize_state, preprocess.normalize, preprocess.unnormalize
+time_embedding = pi0.time_embedding
 SIGLIP_EPS, RMS_EPS = (siglip, "LAYER_NORM_EPS", 1e-5), (gemma, "RMS_NORM_EPS", 1e-5)
 BOTH_GELUS = ((siglip, "gelu", erf_gelu), (gemma, "gelu", erf_gelu))
 
@@ -400,6 +476,15 @@ MISTAKES = (
     Mistake("a fused kernel's attention", "bits", ((gemma, "attend", fused_attention),)),
     Mistake("GELU in float32", "bits", ((siglip, "gelu", gelu_in_float32), (gemma, "gelu", gelu_in_float32))),
     Mistake("constants not rounded to bfloat16", "bits", ((layers, "rounded", lambda value, dtype: value),)),
+    Mistake("vision softmax in float32", "bits", ((siglip, "unmasked_attention", tower_softmax_in_float32),)),
+    Mistake("LayerNorm's variance in two passes", "units", ((siglip.LayerNorm, "forward", two_pass_layer_norm),)),
+    Mistake("RMSNorm gain without the 1 +", "units", ((gemma.RMSNorm, "forward", gain_without_one),)),
+    Mistake(
+        "adaptive modulation in float32", "bits", ((gemma.AdaRMSNorm, "forward", modulation_in_float32),), pi05=True
+    ),
+    Mistake("time in bfloat16", "units", ((units, "time_embedding", time_in_bfloat16),)),
+    Mistake("text embedding rounded twice", "bits", ((gemma.Gemma, "embed", embedding_rounded_twice),), rooted=True),
+    Mistake("noise in bfloat16", "forward", ((execute, "flow_loss", noise_in_bfloat16),)),
     Mistake("loss leaves out a padded dimension", "forward", ((execute, "flow_loss", real_dimensions_only),)),
     Mistake("Euler steps at the interval's end", "forward", ((pi0.Pi0, "sample_actions", reverse_time),)),
     Mistake(
@@ -416,6 +501,7 @@ MISTAKES = (
     Mistake("master weights in bfloat16", "curve", ((optim.Optimizer, "update", update_with(rounded_weights)),)),
     Mistake("Adam β2 0.999", "curve", ((curve, "optim_config", other_config(b2=0.999)),)),
     Mistake("weight decay 0.01", "curve", ((curve, "optim_config", other_config(weight_decay=0.01)),)),
+    Mistake("EMA never updated", "curve", ((optim.Optimizer, "update", frozen_average),)),
     Mistake("EMA one update late", "curve", ((optim.Optimizer, "update", skipped_first_average),)),
     Mistake(
         "learning rate one step early",
@@ -443,6 +529,14 @@ MISTAKES = (
         "preprocess",
         ((preprocess, "augment", changed_draws(theta=torch.neg)),),
     ),
+    Mistake("augmentation: saturation jittered", "preprocess", ((preprocess, "augment", saturated),)),
+    Mistake("augmentation: brightness multiplies RGB", "preprocess", ((preprocess, "augment", rgb_brightness),)),
+    Mistake("augmentation: resampled twice", "preprocess", ((augment, "crop_and_rotate", resampled_twice),)),
+    Mistake(
+        "augmentation: crops at whole pixels",
+        "preprocess",
+        ((preprocess, "augment", changed_draws(crop_center_yx=torch.round)),),
+    ),
     Mistake("augmentation: result clipped", "preprocess", ((preprocess, "augment", clipped),)),
     Mistake("augmentation: wrist cameras turned too", "preprocess", ((preprocess, "augment", wrist_is_turned),)),
     Mistake(
@@ -451,6 +545,8 @@ MISTAKES = (
         ((preprocess, "pillow_resize_with_pad", bilinear_without_antialias),),
     ),
     Mistake("no epsilon in normalisation", "preprocess", ((preprocess, "normalize", normalize_without_epsilon),)),
+    Mistake("z-score epsilon 1e-8", "preprocess", ((preprocess, "normalize", z_score_epsilon_1e8),)),
+    Mistake("no epsilon on the way out", "preprocess", ((preprocess, "unnormalize", unnormalize_without_epsilon),)),
     Mistake("state bins clipped to 0…255", "preprocess", ((preprocess, "discretize_state", clipped_bins),)),
     Mistake("exact quantiles in the statistics", "preprocess", ((preprocess, "RunningStats", PlainQuantiles),)),
 )
@@ -471,11 +567,13 @@ def narrowed(bundle: Bundle, mistake: Mistake) -> Bundle:
 
     def fits(one: ModelSet) -> bool:
         heads, keys = one.arch["vlm"]["num_heads"], one.arch["vlm"]["num_kv_heads"]
+        root = one.arch["vlm"]["width"] ** 0.5
         return (
             ("bfloat16" if mistake.where == "bits" else "float32") in one.dtypes
             and (mistake.pi05 is None or one.arch["pi05"] is mistake.pi05)
             and bool(one.arch.get("lora_vlm") or one.arch.get("lora_expert")) is mistake.lora
             and (1 < keys < heads or not mistake.grouped)
+            and (layers.rounded(root, torch.bfloat16) != root or not mistake.rooted)
         )
 
     fitting = tuple(one for one in bundle.models if fits(one))
@@ -501,7 +599,7 @@ def bit_rows(model_set: ModelSet) -> list[Row]:
     model = execute.load_model(model_set, "bfloat16", "cpu")
     found = execute.forward_and_gradient(model_set, model, "cpu", gradient=False)
     ours, theirs = forward.valid_rows(found, masks), forward.valid_rows(reference, masks)
-    names = [n for n in ours if n.startswith(("siglip/block", "image_tokens", "kv_"))]
+    names = [n for n in ours if n.startswith(("siglip/block", "image_tokens", "prefix_tokens", "kv_"))]
     return [
         Row(model_set.name, "bfloat16", "tap", n, float((ours[n] != theirs[n]).mean()), TIES, "share of other bits")
         for n in sorted(names, key=forward.position)
@@ -534,7 +632,7 @@ def share(row: Row) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", type=Path, nargs="?", default=Path("tests/golden"))
+    parser.add_argument("bundle", type=Path, nargs="?", default=Path("tests/golden"), help="tests/golden by default")
     parser.add_argument("--only", help="run the mistakes whose name contains this")
     args = parser.parse_args()
     bundle = open_bundle(args.bundle)

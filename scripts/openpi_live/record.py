@@ -27,6 +27,7 @@ from reference import Model
 PACKAGES = (
     "rpent-openpi", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "augmax", "numpy", "ml-dtypes", "jaxtyping",
 )  # fmt: skip
+COMPRESSED_UP_TO = 2**28  # bytes; weights hardly shrink, and a GB takes a minute
 log = logging.getLogger("record")
 
 
@@ -40,7 +41,8 @@ class Bundle:
 
     def write(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         path = self.root / f"{name}.npz"
-        np.savez_compressed(path, **arrays)
+        large = sum(v.nbytes for v in arrays.values()) > COMPRESSED_UP_TO
+        (np.savez if large else np.savez_compressed)(path, **arrays)
         shapes = {k: {"shape": list(v.shape), "dtype": str(v.dtype)} for k, v in arrays.items()}
         self.manifest["files"][path.name] = {"bytes": path.stat().st_size, "arrays": shapes}
         log.info("%s: %d arrays, %.1f MB", path.name, len(arrays), path.stat().st_size / 1e6)

@@ -22,6 +22,7 @@ from piston.config.schema import GemmaConfig, LoraConfig, ModelConfig, SiglipCon
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+KINDS = {"image_masks": "b", "tokenized_prompt_mask": "b", "tokenized_prompt": "iu"}  # numpy's; all else is float
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -128,6 +129,11 @@ class ModelSet:
                 f"set {self.name} of {self.root / 'MANIFEST.json'} has no `arch` field {error}; "
                 "expected the fields of the golden format; record the bundle again"
             ) from error
+        except (TypeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"`arch` of set {self.name} in {self.root / 'MANIFEST.json'} describes no model: {error}; "
+                "expected the numbers of the golden format; correct it or record the bundle again"
+            ) from error
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -154,12 +160,30 @@ class ModelSet:
             "tokenized_prompt": (batch, config.max_token_len),
             "tokenized_prompt_mask": (batch, config.max_token_len),
         }
+        if batch < 1:
+            raise ValueError(
+                f"array 'actions' of bundle file {arrays.source} has shape {arrays['actions'].shape}; expected "
+                "at least one sample; record the bundle again"
+            )
         for name, shape in shapes.items():
+            if arrays[name].dtype.kind not in KINDS.get(name.split("/")[0], "f"):
+                raise ValueError(
+                    f"array {name!r} of bundle file {arrays.source} has dtype {arrays[name].dtype}; expected "
+                    "float32, bool for masks, int32 for token ids; record the bundle again"
+                )
             if arrays[name].shape != shape:
                 raise ValueError(
                     f"array {name!r} of bundle file {arrays.source} has shape {arrays[name].shape}, its architecture "
                     f"in MANIFEST.json asks for {shape}; correct `arch` of set {self.name!r} or record it again"
                 )
+
+        tokens = arrays["tokenized_prompt"]
+        if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+            raise ValueError(
+                f"array 'tokenized_prompt' of bundle file {arrays.source} has ids from {tokens.min()} to "
+                f"{tokens.max()}; expected 0 to {config.vocab_size - 1}, `vocab` of set {self.name!r} in "
+                "MANIFEST.json; correct it or record the bundle again"
+            )
 
     def reference(self, dtype: Dtype) -> NamedArrays:
         return read_npz(self.root / f"{self.name}_{dtype}.npz")
@@ -211,7 +235,16 @@ def open_bundle(root: Path) -> Bundle:
             "give --bundle the directory that holds MANIFEST.json"
         ) from error
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a bundle manifest ({error!r}); expected JSON with an entry `sets`") from error
+        raise ValueError(
+            f"{path} is not a bundle manifest ({error!r}); expected JSON with an entry `sets`; "
+            "copy or record the bundle again"
+        ) from error
+    for name, entry in sets.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("arch", {}), dict):
+            raise ValueError(
+                f"set {name} of {path} is {json.dumps(entry)[:80]}; expected an object, and in it `arch` as an object; "
+                "correct the manifest or record the bundle again"
+            )
     lost = [f for entry in sets.values() for f in entry.get("files", ()) if not (root / f).exists()]
     if lost:
         raise ValueError(

@@ -4,6 +4,7 @@ Replays each variant the bundle holds: `curve`, and any `curve_<name>` with its 
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from piston.verify.report import Report, Row
 STEP_TOLERANCE = 2e-4  # relative, loss and gradient norm of every step
 RATE_TOLERANCE = 1e-6  # relative
 PARAMETER_TOLERANCE = 5e-5  # absolute, parameters and EMA after the run
+WAY_TOLERANCE = 1e-3  # relative L2
 SCALARS = ("loss", "grad_norm", "param_norm", "lr")
 
 
@@ -110,9 +112,27 @@ def verify_curve(bundle: Bundle, device: str = "cpu") -> Report:
     """Replays every recorded run of the bundle."""
     report = Report("curve", str(bundle.root))
     for curve in bundle.curves:
+        _check_settings(curve)
         for variant in variants(curve.arrays):
             report.rows += list(_compare(curve, variant, device))
     return report
+
+
+def _check_settings(curve: CurveSet) -> None:
+    """Raises ValueError, naming the set, for settings that are missing or make no optimizer."""
+    where = f"curve set {curve.name} of {curve.root / 'MANIFEST.json'}"
+    try:
+        optim_config(curve.settings, None)
+    except KeyError as error:
+        raise ValueError(
+            f"{where} has no field {error}; expected sched, opt, ema and optimizer_defaults as in the golden format; "
+            "record the bundle again"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the settings of {where} make no optimizer: {error}; expected those of the golden format; correct them or "
+            "record the bundle again"
+        ) from error
 
 
 def _compare(curve: CurveSet, variant: str, device: str) -> Iterator[Row]:
@@ -133,11 +153,26 @@ def _compare(curve: CurveSet, variant: str, device: str) -> Iterator[Row]:
                 yield Row(label, dtype, "curve", f"{name} at step {step}", error, limit, "relative")
     if variant == "curve":
         for checkpoint, parameters in saved.items():
-            for path, theirs in under(curve.arrays, checkpoint).items():
+            recorded = under(curve.arrays, checkpoint)
+            if recorded:
+                yield _way(label, checkpoint, parameters, recorded, curve.base.params)
+            for path, theirs in recorded.items():
                 if judge.exactly_zero_gradient(path):  # Adam divides rounding noise by itself
                     continue
                 error = float(np.abs(parameters[path].astype(np.float64) - theirs).max())
                 yield Row(label, dtype, "curve", f"{checkpoint}/{path}", error, PARAMETER_TOLERANCE, "max abs")
+
+
+def _way(label: str, checkpoint: str, ours: Arrays, theirs: Arrays, start: Arrays) -> Row:
+    """The way that all parameters together have gone since the start: a short run moves them by less than a tolerance
+    on their values would notice."""
+    names = [name for name in theirs if not judge.exactly_zero_gradient(name)]
+    apart, way = (
+        sum(float(np.square(a[n].astype(np.float64) - b[n]).sum()) for n in names)
+        for a, b in ((ours, theirs), (theirs, start))
+    )
+    error = math.sqrt(apart / way) if way else float("inf")
+    return Row(label, "float32", "curve", f"{checkpoint}: way from the start", error, WAY_TOLERANCE, "relative L2")
 
 
 def _rates(curve: CurveSet, steps: int) -> np.ndarray:

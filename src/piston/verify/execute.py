@@ -83,6 +83,7 @@ def forward_and_gradient(
         named = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
         results["grad_global_norm"] = numpy(torch.nn.utils.get_total_norm(list(named.values())))
         results.update({f"grads/{k}": numpy(v) for k, v in to_openpi_jax(model.config, named).items()})
+        model.zero_grad(set_to_none=True)
     return results
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from piston.verify import judge
-from piston.verify.bundle import Bundle, ModelSet, under
+from piston.verify.bundle import Bundle, ModelSet, NamedArrays, under
 from piston.verify.execute import Results, forward_and_gradient, load_model, same_shape
 from piston.verify.forward import float32_results
 from piston.verify.report import Report, Row
@@ -15,7 +15,10 @@ def verify_gradient(bundle: Bundle, device: str = "cpu") -> Report:
     report = Report("gradient", str(bundle.root))
     for model_set in bundle.models:
         for dtype in model_set.dtypes:
-            reference = {k: v for k, v in model_set.reference(dtype).items() if k.startswith("grad")}
+            recorded = model_set.reference(dtype)
+            posemb = recorded.get("time_posemb")
+            reference = NamedArrays(recorded.source, {k: v for k, v in recorded.items() if k.startswith("grad")})
+            del recorded
             if not any(k.startswith("grads/") for k in reference):
                 continue
             missing = sorted(f"grads/{k}" for k in model_set.params if f"grads/{k}" not in reference)
@@ -23,20 +26,20 @@ def verify_gradient(bundle: Bundle, device: str = "cpu") -> Report:
             for path in under(reference, "grads"):
                 if path not in model_set.params:
                     raise ValueError(
-                        f"bundle file of set {model_set.name} has a gradient for {path!r}, which is no parameter of it"
+                        f"bundle file {reference.source} has a gradient for {path!r}, which is no parameter of set "
+                        f"{model_set.name}; expected the names of its _inputs.npz; record the bundle again"
                     )
                 same_shape(f"grads/{path}", model_set.params[path], reference)
             if dtype == "float32":
-                report.rows += _float32(model_set, device, reference)
+                report.rows += _float32(model_set, device, reference, posemb)
             else:
                 report.rows += _bfloat16(model_set, device, reference)
     return report
 
 
-def _float32(model_set: ModelSet, device: str, reference: Results) -> list[Row]:
+def _float32(model_set: ModelSet, device: str, reference: Results, posemb: np.ndarray | None) -> list[Row]:
     model = load_model(model_set, "float32", device)
     rows: list[Row] = []
-    posemb = model_set.reference("float32").get("time_posemb")
     runs: dict[str, np.ndarray | None] = {"end to end": None}
     if posemb is not None:
         runs["injected"] = posemb

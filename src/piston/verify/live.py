@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from piston.config.recipes import recipe
-from piston.config.schema import GEMMA_VARIANTS, GemmaConfig, LoraConfig, ModelConfig, SiglipConfig
+from piston.config.schema import GEMMA_VARIANTS, SO400M, GemmaConfig, LoraConfig, ModelConfig, SiglipConfig
 from piston.config.serialize import from_json
 from piston.verify.bundle import open_bundle
 from piston.verify.curve import verify_curve
@@ -36,19 +36,19 @@ LOG = "record.log"
 
 Sets = dict[str, dict[str, Any]]
 
-TOWER = SiglipConfig(width=32, depth=2, mlp_dim=64, num_heads=2)
+TOWER = SiglipConfig(width=48, depth=2, mlp_dim=64, num_heads=2)
 DUMMY = GEMMA_VARIANTS["dummy"]
 
 
 def _gemma(width: int, mlp_dim: int, *, lora: LoraConfig | None = None, ffn: LoraConfig | None = None) -> GemmaConfig:
-    """Two key heads, and a head width whose root is not a power of two, so that constants need rounding."""
+    """Two key heads, and widths whose roots are no powers of two, so that constants need rounding."""
     sizes = {"depth": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 24}
     return GemmaConfig(width=width, mlp_dim=mlp_dim, lora_attn=lora, lora_ffn=ffn, **sizes)
 
 
 TINY = ModelConfig(
     pi05=True,
-    paligemma=_gemma(64, 96),
+    paligemma=_gemma(80, 96),
     action_expert=_gemma(48, 80),
     siglip=TOWER,
     vocab_size=256,
@@ -59,7 +59,7 @@ TINY = ModelConfig(
 )
 LORA = replace(
     TINY,
-    paligemma=_gemma(64, 96, lora=LoraConfig(4, 6.0), ffn=LoraConfig(3, 6.0)),
+    paligemma=_gemma(80, 96, lora=LoraConfig(4, 6.0), ffn=LoraConfig(3, 6.0)),
     action_expert=_gemma(48, 80, lora=LoraConfig(3, 2.0, rslora=True)),
 )
 ARCHITECTURES: dict[str, ModelConfig] = {
@@ -69,6 +69,17 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "live_pi0_dummy": replace(TINY, pi05=False, paligemma=DUMMY, action_expert=DUMMY, action_dim=32),
 }
 CURVE_BASE = "live_pi05"
+# π0.5 at its real widths, two layers deep, so that long sums and their rounding are the real ones. Takes minutes and
+# GBs: only with --only live_full_width.
+FULL_WIDTH = replace(
+    TINY,
+    paligemma=replace(GEMMA_VARIANTS["gemma_2b"], depth=2),
+    action_expert=replace(GEMMA_VARIANTS["gemma_300m"], depth=2),
+    siglip=replace(SO400M, depth=2),
+    image_size=(28, 28),
+    action_dim=32,
+)
+ON_REQUEST: dict[str, ModelConfig] = {"live_full_width": FULL_WIDTH}
 
 
 def arch_of(config: ModelConfig) -> dict[str, Any]:
@@ -136,10 +147,13 @@ def curve_set(base: str, *, seed: int, steps: int = 10) -> dict[str, Any]:
 
 def request(names: tuple[str, ...] = tuple(ARCHITECTURES), *, seed: int = 0, curve: bool = True) -> dict[str, Any]:
     """What the recorder is asked for: the named architectures, a curve, single blocks and sample transforms."""
-    unknown = sorted(set(names) - set(ARCHITECTURES))
+    known = ARCHITECTURES | ON_REQUEST
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise ValueError(f"no live architecture is called {unknown}; there are {list(ARCHITECTURES)}; correct --only")
-    sets: Sets = {name: model_set(ARCHITECTURES[name], seed=seed + i) for i, name in enumerate(names)}
+        raise ValueError(f"no live architecture is called {unknown}; there are {list(known)}; correct --only")
+    sets: Sets = {name: model_set(known[name], seed=seed + i) for i, name in enumerate(names)}
+    for name in ON_REQUEST.keys() & sets:
+        sets[name] = model_set(known[name], seed=sets[name]["seed"], batch=2)
     if "live_pi05_lora" in sets:  # too ill-conditioned in bfloat16 to be a test, as the golden LoRA set is
         sets["live_pi05_lora"]["dtypes"] = ["float32"]
     if curve and CURVE_BASE in sets:
@@ -205,7 +219,7 @@ class Options:
     """Runs openpi's JAX code in its own venv on fresh architectures and compares Piston with it, array by array."""
 
     record: Path | None = None  # keep the bundle in this new directory, for the other verify commands' --bundle
-    only: tuple[str, ...] = tuple(ARCHITECTURES)  # which architectures
+    only: tuple[str, ...] = tuple(ARCHITECTURES)  # which architectures; one more, slow: live_full_width
     model: str | None = None  # with --checkpoint: the recipe, or the run.json, that says the architecture
     checkpoint: Path | None = None  # record from this openpi checkpoint (its params directory) instead
     batch: Path | None = None  # with --checkpoint: a .npz with images, masks, state, prompt tokens and actions

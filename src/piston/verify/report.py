@@ -1,6 +1,8 @@
 """What a comparison found: one row per array, a table for people, JSON for programs, one verdict line."""
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -9,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+PIECE = 1 << 22
 Kind = Literal["tap", "gradient", "sampling", "curve", "unit", "preprocess"]
 
 
@@ -109,32 +112,40 @@ def render(report: Report, console: Console, *, worst: int = 5) -> None:
     console.print(f"[bold {'green' if report.ok else 'red'}]{escape(report.verdict())}[/]")
 
 
+def _pieces(ours: np.ndarray, reference: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Both flat and float64, a few million entries at a time: real weights would take GBs. At least one piece."""
+    a, b = ours.reshape(-1), reference.reshape(-1)
+    for start in range(0, max(a.size, 1), PIECE):
+        yield a[start : start + PIECE].astype(np.float64), b[start : start + PIECE].astype(np.float64)
+
+
 def relative_max(ours: np.ndarray, reference: np.ndarray) -> float:
     """max |ours − reference| / max |reference| (or the absolute error where the reference is all zero)."""
     if ours.shape != reference.shape:
         return float("inf")
     if reference.size == 0:
         return 0.0
-    error = np.abs(ours.astype(np.float64) - reference.astype(np.float64)).max()
-    scale = np.abs(reference.astype(np.float64)).max()
-    return float(error / scale) if scale > 0 else float(error)
+    error = float(np.max([np.abs(a - b).max() for a, b in _pieces(ours, reference)]))  # Python's max may lose a NaN
+    scale = float(np.max([np.abs(b).max() for _, b in _pieces(ours, reference)]))
+    return error / scale if scale > 0 else error
 
 
 def relative_l2(ours: np.ndarray, reference: np.ndarray) -> float:
     """‖ours − reference‖ / ‖reference‖."""
     if ours.shape != reference.shape:
         return float("inf")
-    error = float(np.linalg.norm((ours.astype(np.float64) - reference.astype(np.float64)).ravel()))
-    scale = float(np.linalg.norm(reference.astype(np.float64).ravel()))
+    error = math.sqrt(sum(float((a - b) @ (a - b)) for a, b in _pieces(ours, reference)))
+    scale = math.sqrt(sum(float(b @ b) for _, b in _pieces(ours, reference)))
     return error / scale if scale > 0 else error
 
 
 def directions(ours: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
     """Cosine and norm ratio; (1, 1) where both are zero."""
-    a, b = ours.astype(np.float64).ravel(), reference.astype(np.float64).ravel()
-    na, nb = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    products = [(float(a @ b), float(a @ a), float(b @ b)) for a, b in _pieces(ours, reference)]
+    ab, na, nb = (sum(column) for column in zip(*products, strict=True))
+    na, nb = math.sqrt(na), math.sqrt(nb)
     if na == 0.0 and nb == 0.0:
         return 1.0, 1.0
     if na == 0.0 or nb == 0.0:
         return 0.0, float("inf") if nb == 0.0 else 0.0
-    return float(a @ b / (na * nb)), na / nb
+    return ab / (na * nb), na / nb
