@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piston.config.schema import OptimConfig
-from piston.train.optim import Optimizer, learning_rate, parameter_norm
+from piston.train.optim import Optimizer, learning_rate, parameter_norm, total_norm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TINY = OptimConfig(warmup_steps=10, peak_lr=1e-3, decay_steps=60, decay_lr=1e-4)
@@ -178,3 +178,13 @@ def test_update_never_waits_for_the_device() -> None:
         parameter_norm(values)
     with NoHostSync(), pytest.raises(AssertionError):
         values["scalar"].item()
+
+
+def test_the_norm_of_a_large_layer_is_right() -> None:
+    """torch's own float32 norm on a CPU adds squares one after the other and comes out too small."""
+    weights = torch.randn(2048, 4096, generator=torch.Generator().manual_seed(0))
+    exact = float(weights.double().norm())
+    assert abs(float(total_norm([weights])) / exact - 1) < 1e-6
+    assert abs(float(total_norm([weights, weights])) / (exact * 2**0.5) - 1) < 1e-6
+    rounded = weights.bfloat16()
+    assert abs(float(parameter_norm({"kernel": rounded})) / float(rounded.double().norm()) - 1) < 1e-6

@@ -6,7 +6,7 @@ by the global norm, Adam, decoupled weight decay, learning rate; then the EMA of
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from piston.config.schema import OptimConfig
+
+ROWS_ABOVE = 1 << 16  # entries; torch's float32 norm of as many is within 1e-6 on a CPU
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:
@@ -103,7 +105,7 @@ class Optimizer:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if not gradients:
             return torch.zeros_like(self._count)
-        return get_total_norm(gradients)
+        return total_norm(gradients)
 
     def _gradient(self, name: str) -> Tensor:
         """The parameter's gradient, or a view of one shared block of zeros."""
@@ -154,12 +156,26 @@ class Optimizer:
         self.step = step
 
 
+def total_norm(tensors: Iterable[Tensor]) -> Float[Tensor, ""]:
+    """√ of the sum of all squares, at least float32.
+
+    On a CPU large tensors are taken row by row: torch adds squares there one after the other, so that the norm of a
+    layer of 67 million weights would come out 0.6 % too small.
+    """
+    return get_total_norm([_row_norms(t) if _by_rows(t) else t for t in tensors])
+
+
+def _by_rows(t: Tensor) -> bool:
+    return t.dtype == torch.bfloat16 or (t.device.type == "cpu" and t.numel() > ROWS_ABOVE)
+
+
+def _row_norms(t: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(t, dim=-1, dtype=torch.promote_types(t.dtype, torch.float32))
+
+
 def parameter_norm(parameters: Mapping[str, Tensor]) -> Float[Tensor, ""]:
     """Norm of the kernels, on the device: what openpi logs as `param_norm` (scripts/train.py, train_step).
 
     Left out: vectors (biases, norm scales), position and token embeddings.
     """
-    kernels = [p.detach() for name, p in parameters.items() if p.ndim > 1 and not name.endswith("embedding")]
-    frozen = [torch.linalg.vector_norm(p, dtype=torch.float32) for p in kernels if p.dtype == torch.bfloat16]
-    norm = get_total_norm([p for p in kernels if p.dtype != torch.bfloat16])
-    return torch.linalg.vector_norm(torch.stack([norm, *frozen])) if frozen else norm
+    return total_norm(p.detach() for name, p in parameters.items() if p.ndim > 1 and not name.endswith("embedding"))

@@ -11,6 +11,7 @@ from piston.batch import Observation
 from piston.model.flow import flow_loss
 from piston.model.pi0 import Pi0, time_embedding
 from piston.model.weights import from_openpi_jax, to_openpi_jax
+from piston.train.optim import total_norm
 from piston.verify.bundle import Arrays, Dtype, ModelSet
 
 Results = dict[str, np.ndarray]
@@ -81,7 +82,7 @@ def forward_and_gradient(
         model.zero_grad(set_to_none=True)
         loss.backward()
         named = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-        results["grad_global_norm"] = numpy(torch.nn.utils.get_total_norm(list(named.values())))
+        results["grad_global_norm"] = numpy(total_norm(named.values()))
         results.update({f"grads/{k}": numpy(v) for k, v in to_openpi_jax(model.config, named).items()})
         model.zero_grad(set_to_none=True)
     return results
