@@ -3,8 +3,13 @@
 import io
 import itertools
 import json
+import os
 import pickle
+import platform
+import shutil
+import signal
 import struct
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -20,6 +25,7 @@ from torch import Tensor
 
 from piston.config.schema import RunConfig
 from piston.convert import convert as convert_module
+from piston.convert import write as write_module
 from piston.convert.convert import convert, convert_command
 from piston.convert.extras import Given
 from piston.data.norm import KeyStats, load_norm_stats, save_norm_stats
@@ -457,6 +463,55 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(
     with pytest.raises(ValueError, match="No space left on device; nothing of it is left"):
         convert(source, tmp_path / "new", "piston")
     assert sorted(tmp_path.iterdir()) == before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from piston.convert import convert
+def kill(*args): os.kill(os.getpid(), signal.SIGKILL)
+convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], progress=lambda done, total: done == 20 and kill())
+"""
+
+
+@pytest.mark.parametrize("to", ["openpi-jax", "lerobot"])
+def test_a_killed_conversion_is_started_again(make: Make, tmp_path: Path, to: Target) -> None:
+    source, state, _ = make()
+    killed = subprocess.run([sys.executable, "-c", KILLED, source, tmp_path / "a", to], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert not (tmp_path / "a").exists()
+    (left,) = (path for path in tmp_path.iterdir() if path.name.startswith(".a."))
+    alive = left.with_name(f".a.{platform.node()}.{os.getpid()}.tmp")
+    elsewhere = left.with_name(".a.elsewhere.1.tmp")
+    for path in (alive, elsewhere):
+        path.mkdir()
+    if to == "lerobot":  # this process' own place is taken: nothing is touched
+        with pytest.raises(ValueError, match="cannot write"):
+            convert(source, tmp_path / "a", to)
+    elsewhere_first = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".a."))
+    assert elsewhere.name in elsewhere_first
+    shutil.rmtree(alive, ignore_errors=True)
+    convert(source, tmp_path / "a", to)
+    assert not left.exists()
+    assert elsewhere.exists(), "another machine's may be alive"
+    assert_same(state_of(tmp_path / "a"), state)
+
+
+def test_arrays_are_written_in_pieces(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_module, "CHUNK_BYTES", 300)
+    source, state, _ = make()
+    convert(source, tmp_path / "a", "openpi-jax")
+    assert_same(state_of(tmp_path / "a"), state)
+
+
+def test_a_file_that_shrinks_is_noticed(make: Make, tmp_path: Path) -> None:
+    source, _, _ = make()
+    convert(source, tmp_path / "a", "openpi-pytorch")
+    weights = open_weights(tmp_path / "a")
+    file = tmp_path / "a" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match="it was cut off after it was opened"):
+        _ = [weights.read(name) for name in weights.links]
 
 
 def test_the_missing_extra_is_named(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,15 @@ Everything is compared before anything is written; tensors go through one at a t
 target, which is renamed when it is complete.
 """
 
+import glob
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from rich.console import Console
@@ -31,6 +33,7 @@ from piston.weights.merge import has_lora, merged, without_lora
 from piston.weights.opened import Weights, open_weights
 
 Target = Literal["openpi-jax", "openpi-pytorch", "lerobot", "piston"]
+TARGETS: tuple[Target, ...] = get_args(Target)
 Dtype = Literal["float32", "bfloat16", "float16"]
 TOLD_BY_WEIGHTS = ("pi05", "paligemma", "action_expert", "siglip", "vocab_size", "image_size", "action_dim")
 
@@ -70,7 +73,8 @@ def convert(
     extras, notes = collect(weights, given), []
     model = without_lora(extras.run.model) if merge_lora else extras.run.model
     extras = replace(extras, run=replace(extras.run, model=model))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    _clear_leftovers(target)
+    temporary = target.with_name(f".{target.name}.{platform.node()}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         written = _write_weights(weights, temporary, to, model, header(extras), dtype, progress)
@@ -84,6 +88,18 @@ def convert(
         shutil.rmtree(temporary, ignore_errors=True)
     notes += [f"not carried, since no model reads it: {name}" for name in weights.dropped]
     return Conversion(weights, extras, (*extras.notes, *notes))
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Removes what killed conversions to this target left on this machine."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}.{glob.escape(platform.node())}.*.tmp"):
+        number = path.name.split(".")[-2]
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path)
+        except (PermissionError, ValueError):  # somebody's, and alive; not ours
+            continue
 
 
 def _check_target(weights: Weights, to: Target, *, merge_lora: bool, given: Given) -> None:

@@ -107,8 +107,16 @@ class OrbaxWriter:
 
     def write(self, ref: Ref, tensor: Tensor) -> None:
         name, layer = ref
-        array = self._arrays[name]
-        (array if layer is None else array[layer]).write(_numpy(tensor)).result()
+        whole, numbers = self._arrays[name], _numpy(tensor)
+        array = whole if layer is None else whole[layer]
+        rows = max(1, CHUNK_BYTES // max(1, numbers[:1].nbytes)) if numbers.ndim else 1
+        if numbers.nbytes <= CHUNK_BYTES:
+            array.write(numbers).result()
+            return
+        step = _whole_chunks(rows, array.chunk_layout.write_chunk.shape[0])
+        for start in range(0, len(numbers), step):  # the library holds all of a write until it is done
+            stop = min(start + step, len(numbers))  # past the end is an error here
+            array[start:stop].write(numbers[start:stop]).result()
 
     def close(self) -> None:
         self._arrays.clear()
@@ -126,6 +134,11 @@ class OrbaxWriter:
             "commit_timestamp_nsecs": 1, "custom_metadata": {},
         }  # fmt: skip
         (self._directory / "_CHECKPOINT_METADATA").write_text(json.dumps(whole))
+
+
+def _whole_chunks(rows: int, chunk: int) -> int:
+    """Rows per write: a multiple of the chunk, so that no chunk is written twice."""
+    return max(chunk, rows // chunk * chunk)
 
 
 def _itemsize(spec: Spec) -> int:

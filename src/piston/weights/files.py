@@ -86,41 +86,59 @@ def stay_inside(directory: Path) -> None:
 
 
 class Safetensors:
-    """One safetensors file, or the shards of one model."""
+    """One safetensors file, or the shards of one model.
+
+    Headers are checked by the safetensors library. Numbers are read, not mapped: a mapped file's pages stay in memory.
+    """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.metadata: dict[str, str] = {}
         self.specs: dict[str, Spec] = {}
-        self._handles: dict[str, Any] = {}
+        self._places: dict[str, tuple[Path, int]] = {}
         for file in files:
-            for name, spec, handle in self._open(file):
+            for name, spec, start in self._open(file):
                 if name in self.specs:
                     raise ValueError(
                         f"tensor {name} is in {file} and in another shard too; expected it once: the checkpoint is "
                         "damaged, download it again"
                     )
-                self.specs[name], self._handles[name] = spec, handle
+                self.specs[name], self._places[name] = spec, (file, start)
 
-    def _open(self, file: Path) -> Iterator[tuple[str, Spec, Any]]:
+    def _open(self, file: Path) -> Iterator[tuple[str, Spec, int]]:
         if not file.is_file():
             raise ValueError(f"there is no file {file}, which the checkpoint names as its own: download it again")
         _refuse_other_kinds(file)
         try:
-            handle = safe_open(file, framework="pt")
-            self.metadata |= handle.metadata() or {}
-            for name in handle.keys():  # noqa: SIM118, safe_open is not iterable
-                piece = handle.get_slice(name)
-                kind = str(piece.get_dtype())
-                yield name, Spec(tuple(piece.get_shape()), SAFETENSORS_DTYPES.get(kind), kind), handle
+            with safe_open(file, framework="pt") as handle:
+                self.metadata |= handle.metadata() or {}
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(size))
         except (SafetensorError, OSError) as error:
             raise ValueError(
                 f"cannot read {file} as safetensors: {error}; it is cut off, damaged or of another format: download it "
                 "again"
             ) from error
+        for name, entry in header.items():
+            if name != "__metadata__":
+                kind = str(entry["dtype"])
+                spec = Spec(tuple(entry["shape"]), SAFETENSORS_DTYPES.get(kind), kind)
+                yield name, spec, 8 + size + entry["data_offsets"][0]
 
     def read(self, name: str, layer: int | None) -> Tensor:
-        handle = self._handles[name]
-        return handle.get_tensor(name) if layer is None else handle.get_slice(name)[layer]
+        spec, (file, start) = self.specs[name], self._places[name]
+        assert spec.dtype is not None, f"{name} is {spec.kind}"
+        shape = spec.shape if layer is None else spec.shape[1:]
+        tensor = torch.empty(shape, dtype=spec.dtype)
+        with file.open("rb") as opened:
+            opened.seek(start + (layer or 0) * tensor.nbytes)
+            got = opened.readinto(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.nbytes else 0
+        if got != tensor.nbytes:
+            raise ValueError(
+                f"{file} ends inside of tensor {name} ({got} of {tensor.nbytes} bytes); it was cut off after it was "
+                "opened: download it again"
+            )
+        return tensor
 
 
 class Overlay:
