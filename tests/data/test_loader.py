@@ -16,7 +16,7 @@ from fake_frames import FakeFrames, FakeInputs, tiny_run
 from piston.batch import Batch
 from piston.config.schema import DataConfig, RobotConfig, RunConfig
 from piston.data.draws import draw
-from piston.data.loader import Loader, check_robot
+from piston.data.loader import Loader, ahead, batch_bytes, check_robot
 from piston.data.order import rows_of
 
 RUN = tiny_run()
@@ -157,6 +157,40 @@ def test_a_worker_that_dies_is_an_error_with_its_sample_numbers() -> None:
         list(islice(batches, 20))
     assert f"was killed by SIGKILL while making sample numbers {first} to {first + 7}" in str(caught.value)
     assert "--data.num-workers 0" in str(caught.value)
+
+
+def test_a_worker_killed_from_outside_is_an_error_and_no_hang() -> None:
+    with loader(num_workers=1) as batches:
+        next(batches)
+        assert batches.maker.progress is not None
+        os.kill(int(batches.maker.progress[0, 0]), signal.SIGKILL)
+        with pytest.raises(ValueError, match=r"was killed by SIGKILL while making sample numbers \d+ to \d+"):
+            list(islice(batches, 20))
+
+
+@pytest.mark.parametrize(
+    ("batches", "workers", "expected"),
+    [(5.1, 2, (2, 2)), (5.1, 0, (0, 2)), (5.1, 4, (4, 1)), (0.3, 4, (1, 1)), (3.4, 2, (2, 1)), (4.1, 2, (2, 2))],
+)
+def test_batches_made_ahead_are_bounded_in_bytes(batches: float, workers: int, expected: tuple[int, int]) -> None:
+    gib = batches * batch_bytes(RUN, 8) / 2**30
+    small = dataclasses.replace(RUN, data=dataclasses.replace(RUN.data, prefetch_gib=gib))
+    assert ahead(small, 8, workers) == expected
+
+
+def test_few_batches_ahead_are_the_same_batches() -> None:
+    run = dataclasses.replace(RUN, data=dataclasses.replace(RUN.data, prefetch_gib=1e-9))
+    with loader() as plain, loader(run=run, num_workers=2) as bounded:
+        assert (bounded.num_workers, bounded.prefetch) == (1, 1)
+        for a, b in zip(islice(plain, 4), islice(bounded, 4), strict=True):
+            assert_equal(a, b)
+
+
+def test_a_batch_is_as_large_as_it_is_taken_to_be() -> None:
+    with loader() as batches:
+        batch = next(batches)
+    size = sum(value.nbytes for value in fields(batch).values())
+    assert batch_bytes(RUN, 8) == pytest.approx(size, rel=0.05)
 
 
 @pytest.mark.parametrize(

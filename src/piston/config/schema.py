@@ -227,6 +227,9 @@ class DataConfig:
     augment: bool = True  # crop, rotate and colour jitter in training
     num_workers: int = 2  # loader processes; 0 loads in the main process
     prefetch: int = 2  # batches ready ahead, per worker
+    prefetch_gib: float = (
+        8.0  # most memory of all finished batches together; fewer are made ahead, then by fewer workers
+    )
     cache: Path | None = None  # a frame cache; None: the data set's own, if it has one; `off`: original frames
 
     def __post_init__(self) -> None:
@@ -236,6 +239,7 @@ class DataConfig:
         )
         require(self.num_workers >= 0, f"num_workers is {self.num_workers}; it must be 0 or more")
         require(self.prefetch >= 1, f"prefetch is {self.prefetch}; it must be 1 or more")
+        require(self.prefetch_gib > 0, f"prefetch_gib is {self.prefetch_gib}; it must be positive")
         require(self.tolerance_s > 0, f"tolerance_s is {self.tolerance_s}; it must be positive")
 
 

@@ -2,9 +2,11 @@
 
 Batch k holds sample numbers start + k·B … start + (k+1)·B − 1. Which row each of them is comes from `order.py`, all of
 its randomness from `draws.py`; so a worker needs nothing but the number of a batch's first sample. Workers hold at most
-`data.prefetch` finished batches each, and decode at most DECODE_GROUP frames per camera at a time.
+`data.prefetch` finished batches each, all together `data.prefetch_gib`, and decode at most DECODE_GROUP frames per
+camera at a time.
 """
 
+import logging
 import math
 import multiprocessing
 import os
@@ -29,6 +31,8 @@ from piston.batch import AugmentDraws, Batch, Observation, check
 from piston.config.schema import RobotConfig, RunConfig
 from piston.data.draws import draw
 from piston.data.order import rows_of
+
+log = logging.getLogger(__name__)
 
 DECODE_GROUP = 64  # samples whose full-size frames are in memory at once, per worker
 GRACE_S = 20  # seconds that a worker goes on after a SIGTERM
@@ -224,6 +228,26 @@ class BatchMaker:
         return values if draws.cameras is None else {**values, **draws.cameras._asdict()}
 
 
+def batch_bytes(run: RunConfig, batch_size: int) -> int:
+    """Memory of one batch, but for a few numbers per sample."""
+    model = run.model
+    images = len(model.cameras) * math.prod(model.image_size) * 3
+    return batch_size * (images + 4 * (2 * model.action_horizon + 1) * model.action_dim + 5 * model.max_token_len)
+
+
+def ahead(run: RunConfig, batch_size: int, workers: int) -> tuple[int, int]:
+    """Loader processes, and batches that each makes ahead, within `data.prefetch_gib`: at least one of one."""
+    room = max(1, int(run.data.prefetch_gib * 2**30 / batch_bytes(run, batch_size)))
+    prefetch = max(1, min(run.data.prefetch, room // max(1, workers)))
+    fewer = min(workers, room)
+    if (fewer, prefetch) != (workers, run.data.prefetch) and workers:
+        log.warning(
+            "batches of %.2f GiB: %d of %d loader processes make %d of %d batches ahead (data.prefetch_gib is %g)",
+            batch_bytes(run, batch_size) / 2**30, fewer, workers, prefetch, run.data.prefetch, run.data.prefetch_gib,
+        )  # fmt: skip
+    return fewer, prefetch
+
+
 class Loader:
     """Endless batches from sample number `start` on. Iterate once, then close; `next_sample` is the whole state."""
 
@@ -251,7 +275,8 @@ class Loader:
             seed=run.train.seed if seed is None else seed,
             train=train,
         )
-        self.num_workers = run.data.num_workers if num_workers is None else num_workers
+        asked = run.data.num_workers if num_workers is None else num_workers
+        self.num_workers, self.prefetch = ahead(run, self.maker.batch_size, asked)
         self._pin, self._checked = pin, False
         self._workers = self._start_workers() if self.num_workers else None
 
@@ -309,7 +334,7 @@ class Loader:
             sampler=self._firsts(),  # pyright: ignore[reportArgumentType]  (endless: has no length)
             batch_size=None,
             num_workers=self.num_workers,
-            prefetch_factor=self.run.data.prefetch,
+            prefetch_factor=self.prefetch,
             collate_fn=_as_is,
             pin_memory=self._pin,
             multiprocessing_context=_start_method(),

@@ -40,7 +40,7 @@ FORMAT = 1
 # A resumed run may change these: they move no number of the run, only where, how long, or how it is watched.
 FREE_FIELDS = frozenset(
     {"name", "data.root", "data.norm_stats", "data.tokenizer", "data.num_workers", "data.prefetch", "data.tolerance_s"}
-    | {"data.cache"}
+    | {"data.cache", "data.prefetch_gib"}
     | {f"train.{name}" for name in ("exp_name", "init", "checkpoint_dir", "resume", "overwrite", "num_train_steps")}
     | {f"train.{name}" for name in ("log_interval", "save_interval", "keep_last", "keep_period", "validation_interval")}
     | {f"train.{name}" for name in ("validation_batches", "tensorboard", "wandb", "project_name")}
