@@ -79,13 +79,17 @@ def recipes(args: Args) -> int:
     from piston.planning.listing import recipes_table
 
     table, notes = recipes_table()
-    console = Console()
-    if not console.is_terminal:  # a file or a pipe has no width: nothing is folded
-        console = Console(width=1000)
+    console = _wide_console()
     console.print(table)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     return 0
+
+
+def _wide_console() -> Console:
+    """The terminal; or, for a file or a pipe, which have no width, one on which nothing is folded."""
+    console = Console()
+    return console if console.is_terminal else Console(width=1000)
 
 
 Layer = Literal["forward", "gradient", "curve"]
@@ -147,6 +151,13 @@ def verify_curve(args: Args) -> int:
     return _verify_bundle("curve", args)
 
 
+def verify_all(args: Args) -> int:
+    """verify all [--json OUT]: every layer on every bundle, one table of worst errors, one verdict."""
+    from piston.verify.every import all_command
+
+    return all_command(args, "piston verify all", _wide_console())
+
+
 def verify_live(args: Args) -> int:
     """verify live [--record DIR]: openpi's JAX code run now, in its own venv (`make live`), on fresh architectures."""
     from piston.verify.live import live_command
@@ -169,26 +180,36 @@ def data_info(args: Args) -> int:
     path, as_json = tyro.cli(options, args=args, prog="piston data info")
     from piston.data.doctor import info_command
 
-    return info_command(path, as_json, Console())
+    return info_command(path, as_json, _wide_console())
 
 
 def data_check(args: Args) -> int:
     """data check PATH: what is wrong with a data set, before it costs a run."""
 
-    def options(path: tyro.conf.Positional[Path], json: bool = False, horizon: int = 50) -> tuple[Path, bool, int]:
+    def options(
+        path: tyro.conf.Positional[Path],
+        json: bool = False,
+        horizon: int | None = None,
+        recipe: str | None = None,
+        fast: bool = False,
+    ) -> int:
         """Everything that would stop or spoil a run: files, videos, timestamps, values, statistics. Exit 1 on errors.
 
         Args:
             path: the data set's directory (the one that holds meta/).
             json: print JSON instead of a table.
-            horizon: action horizon, for the share of action steps repeated at episode ends.
+            horizon: action horizon, for the share of steps repeated at episode ends; by default the recipe's, or 50.
+            recipe: judge for this recipe: its deltas, action horizon and token budget.
+            fast: decode no frame.
         """
-        return path, json, horizon
+        run = None if recipe is None else find(recipe)
+        steps = (50 if run is None else run.model.action_horizon) if horizon is None else horizon
+        return check_command(path, json, steps, _wide_console(), decode=not fast, run=run)
 
-    path, as_json, horizon = tyro.cli(options, args=args, prog="piston data check")
+    from piston.config.recipes import recipe as find
     from piston.data.doctor import check_command
 
-    return check_command(path, as_json, horizon, Console())
+    return tyro.cli(options, args=args, prog="piston data check")
 
 
 def data_stats(args: Args) -> int:
@@ -380,6 +401,7 @@ COMMANDS: dict[str, Callable[[Args], int]] = {
     "verify forward": verify_forward,
     "verify gradient": verify_gradient,
     "verify curve": verify_curve,
+    "verify all": verify_all,
     "verify live": verify_live,
     "data info": data_info,
     "data check": data_check,

@@ -18,13 +18,16 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from piston.config.schema import RunConfig
 from piston.data.dataset import Dataset
 from piston.data.episodes import as_integers, some
 from piston.data.info import human, info, render_info
 from piston.data.layout import INDEX_COLUMNS, Layout
 from piston.data.lerobot import inspect_dataset
 from piston.data.problems import BadDataset, Problem
+from piston.data.signals import signals
 from piston.data.tables import TableFault, open_table
+from piston.data.units import delta_dims
 from piston.data.video import VideoFault, VideoIndex
 
 _SAMPLED_ROWS = 200_000  # rows from which values are judged
@@ -61,8 +64,13 @@ class Report:
         }
 
 
-def check(root: Path, *, horizon: int = 50, decode: bool = True) -> Report:
-    """Everything that can be known before a run. `horizon`: action steps per sample; `decode`: look at a few frames."""
+def check(root: Path, *, horizon: int = 50, decode: bool = True, run: RunConfig | None = None) -> Report:
+    """Everything that can be known before a run. `horizon`: action steps per sample; `decode`: look at a few frames.
+
+    `run`: judge for this recipe: its deltas and its token budget. Raises ValueError for a horizon below 1.
+    """
+    if horizon < 1:
+        raise ValueError(f"--horizon is {horizon}, expected 1 or more action steps: give the recipe's action horizon")
     try:
         inspection = inspect_dataset(root)
     except BadDataset as error:
@@ -70,7 +78,7 @@ def check(root: Path, *, horizon: int = 50, decode: bool = True) -> Report:
     layout, ds = inspection.layout, inspection.dataset
     found = [*inspection.problems, *_totals(layout), *_files(layout), *_statistics(layout)]
     if ds is not None:
-        found += [*_tasks(ds), *_values(ds), *_actions(ds), *_padding(ds, horizon)]
+        found += [*_tasks(ds), *_values(ds), *_actions(ds, run), *signals(ds, run), *_padding(ds, horizon)]
         found += [*_rates(ds), *_spare_frames(ds), *_starts(ds), *_access(ds), *(_pictures(ds) if decode else ())]
     order = {"error": 0, "warning": 1, "note": 2}
     return Report(str(root), horizon, tuple(sorted(found, key=lambda problem: order[problem.severity])))
@@ -197,7 +205,7 @@ def _first_key(ds: Dataset, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in ds.columns), None)
 
 
-def _actions(ds: Dataset) -> Iterator[Problem]:
+def _actions(ds: Dataset, run: RunConfig | None) -> Iterator[Problem]:
     """Whether actions are positions (close to the next state) or deltas already (close to its change)."""
     action_key = _first_key(ds, ("action", "actions"))
     state_key = _first_key(ds, _STATE_KEYS)
@@ -225,6 +233,12 @@ def _actions(ds: Dataset) -> Iterator[Problem]:
         value = f"dimensions {some(np.flatnonzero(delta), 32)} follow the change of `{state_key}`"
         fix = "use a robot without delta_mask for these dimensions: deltas of deltas train a worse policy"
         yield Problem("warning", "delta-actions", what, value, expected, fix)
+        mask = np.zeros(0, bool) if run is None else delta_dims(run.data.robot.delta_mask)
+        mask = np.pad(mask[: len(delta)], (0, max(0, len(delta) - len(mask))))
+        if run is not None and (mask & delta).any():
+            value = f"dimensions {some(np.flatnonzero(mask & delta), 32)}, delta_mask {run.data.robot.delta_mask}"
+            what = f"recipe {run.name} takes deltas of deltas"
+            yield Problem("error", "double-delta", what, value, "absolute actions there", fix)
     if absolute.any():
         what = f"`{action_key}` looks absolute"
         value = f"dimensions {some(np.flatnonzero(absolute), 32)} follow the next `{state_key}`"
@@ -393,6 +407,7 @@ def render_report(report: Report) -> RenderableType:
 
 def info_command(path: Path, as_json: bool, console: Console) -> int:
     """`piston data info PATH [--json]`: prints what the data set holds; 1 if it cannot be opened."""
+    _demand(path)
     try:
         found = info(path)
     except BadDataset as error:
@@ -404,16 +419,30 @@ def info_command(path: Path, as_json: bool, console: Console) -> int:
     return 0
 
 
-def check_command(path: Path, as_json: bool, horizon: int, console: Console) -> int:
+def check_command(
+    path: Path,
+    as_json: bool,
+    horizon: int,
+    console: Console,
+    *,
+    decode: bool = True,
+    run: RunConfig | None = None,
+) -> int:
     """`piston data check PATH [--json] [--horizon N]`: prints what is wrong; 1 if there are errors."""
+    _demand(path)
     if as_json:
-        report = check(path, horizon=horizon)
+        report = check(path, horizon=horizon, decode=decode, run=run)
         _print_json(report.to_json(), console)
     else:
         with console.status("reading tables, demuxing videos"):
-            report = check(path, horizon=horizon)
+            report = check(path, horizon=horizon, decode=decode, run=run)
         console.print(render_report(report))
     return 0 if report.ok else 1
+
+
+def _demand(path: Path) -> None:
+    if not path.is_dir():
+        raise ValueError(f"{path} is no directory; expected a LeRobot data set, which holds meta/: correct the path")
 
 
 def _failed(error: BadDataset, as_json: bool, console: Console) -> int:
